@@ -4,6 +4,13 @@ They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout
 (`schedopt.megatron_layout`) says what lies on each stage; stage s is on rank s mod P. So placement
 is round robin, each rank has equally many stages, and the final norm is always with the head. Of
 each stage the first ``--recompute-num-layers`` transformer layers are recomputed.
+
+Sizes that a plan does not use are 1 and written too, so that arguments in front of these do not
+count. Ranks are numbered as the GPUs lie: tensor, then data, then pipeline.
+
+References
+----------
+Megatron Core developer guide, *Custom pipeline model parallel layout*, *Parallelism strategies*.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from typing import Final
 from schedopt.exporting.own_order import describe, micro_batch_size, own_step, rank_count
 from schedopt.megatron_layout import LayoutChunk, write_layout
 from schedopt.plan import Plan
+from schedopt.stage import Stage
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
 FILE: Final = "megatron.sh"
@@ -46,21 +54,48 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
         lines.append("# With n data-parallel copies multiply --global-batch-size by n.")
     else:
         lines.append(f"# Start it on {_world_size(plan)} GPUs.")
+    lines += _describe_flags(plan.stages[0])
     arguments = (f"    {line}" for line in _arguments(plan, microbatches))
     return {FILE: "\n".join([*lines, "PIPELINE_ARGS=(", *arguments, ")"]) + "\n"}
 
 
+def _describe_flags(stage: Stage) -> Iterator[str]:
+    """Yield what flags do for the step that was planned."""
+    if stage.tensor > 1:
+        yield "# With --sequence-parallel each GPU of a group sends its part to the next stage."
+        yield "# GPUs before Blackwell need this for tensor groups:"
+        yield "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    if len(stage.gpus) > 1:
+        yield (
+            "# Of stages that end early the gradients are added up while others still run: "
+            "--overlap-grad-reduce."
+        )
+    if stage.shard == "optimizer":
+        yield (
+            "# --overlap-param-gather hides behind the next step what is counted at the end of "
+            "this one."
+        )
+
+
 def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
-    first = plan.stages[0]
+    first, ranks = plan.stages[0], rank_count(plan)
+    yield f"--tensor-model-parallel-size {first.tensor}"
     if first.tensor > 1:
-        yield f"--tensor-model-parallel-size {first.tensor}"
-    yield f"--pipeline-model-parallel-size {rank_count(plan)}"
+        yield "--sequence-parallel"
+    yield f"--pipeline-model-parallel-size {ranks}"
     yield f'--pipeline-model-parallel-layout "{make_layout(plan)}"'
+    if len(plan.stages) > ranks:
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {ranks}"
+    yield "--context-parallel-size 1"
+    yield "--expert-model-parallel-size 1"
     yield f"--num-layers {find_blocks(plan.chain).count}"
     if not (plan.chain.same_gpu or plan.chain.copied):
         yield "--untie-embeddings-and-output-weights"
+    if len(first.gpus) > 1:
+        yield "--overlap-grad-reduce"
     if first.shard == "optimizer":
         yield "--use-distributed-optimizer"
+        yield "--overlap-param-gather"
     redone = max(len(stage.recompute) for stage in plan.stages)
     if redone:
         yield "--recompute-granularity full"

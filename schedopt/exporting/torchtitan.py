@@ -1,16 +1,21 @@
-"""The pipeline of a torchtitan decoder: modules of each part, and the CSV of the schedule.
+"""The configuration of a torchtitan decoder: degrees, modules of each part, CSV of the schedule.
 
 For torchtitan 0.3, whose decoders consist of ``tok_embeddings``, ``layers.0``, ``layers.1`` and so
 on, ``norm`` and ``lm_head``: what a chain has before its numbered blocks, these, and what it has
 behind them. There is no option for a placement: each rank has as many stages, rank r of P either r,
 r + P, r + 2P, ... (a loop), or r and 2P - 1 - r (a V).
+
+A pipeline of a single rank is none there: its micro-batches are steps of gradient accumulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from schedopt.actions import gpu_ranks
+from schedopt.checking.engine import find_inexpressible
 from schedopt.errors import InputError
-from schedopt.exporting.own_order import micro_batch_size, own_step
+from schedopt.exporting.own_order import micro_batch_size, own_step, rank_count
 from schedopt.exporting.targets import refused
 from schedopt.exporting.torch_csv import FILE, csv_text, rows_without_recompute
 from schedopt.plan import Plan
@@ -23,99 +28,133 @@ _SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 """Schedules that make torchtitan place the stages so. The CSV takes the place of their order."""
 
 _MODULE = '''\
-"""A pipeline for torchtitan 0.3: {ranks} ranks, {stages} stages, {microbatches} micro-batches.
+"""A configuration for torchtitan 0.3: {ranks}, {stages}, {microbatches}.
 
-Ranks of the pipeline are GPUs {gpus} of the plan. Call `apply` in the function that returns your
-Trainer.Config.
+{where} Call `apply` in the function that returns your Trainer.Config.
 """
-
-from pathlib import Path
-
+{imports}
 
 def apply(config):
-    """Set the pipeline of a Trainer.Config and return it."""
+    """Set what the plan says in a Trainer.Config, and return it."""
     parallelism = config.parallelism
-    parallelism.pipeline_parallel_degree = {ranks}
-{degrees}    parallelism.module_fqns_per_model_part = [
-{parts}    ]
-    parallelism.pipeline_parallel_schedule = "{schedule}"
-    parallelism.pipeline_parallel_schedule_csv = str(Path(__file__).with_name("{csv}"))
-    size = {size}
-    parallelism.pipeline_parallel_microbatch_size = size
-    config.training.local_batch_size = {microbatches} * size
-{recompute}    return config
+{lines}
+    return config
 '''
-_DEGREES = """\
-    parallelism.data_parallel_replicate_degree = {replicate}
-    parallelism.data_parallel_shard_degree = {shard}
-    parallelism.fsdp_reshard_after_forward = "never"
-    parallelism.tensor_parallel_degree = {tensor}
-"""
-_RECOMPUTE = """\
-    from torchtitan.distributed.activation_checkpoint import FullAC
-
-    config.activation_checkpoint = FullAC.Config()
-"""
 
 
 def export(plan: Plan, microbatches: int) -> dict[str, str]:
-    """Return a module that sets the pipeline of a configuration, and the CSV that it names.
+    """Return a module that sets a configuration, and the CSV that it names.
 
     Raises
     ------
     InputError
-        For a single GPU, another placement than a loop or a V, stages that are no runs of whole
-        modules of a decoder, weights that stages share, and all that `torch_csv` refuses; for a
-        training step that is not in the order of torchtitan.
+        For a single GPU of a step without updates, another placement than a loop or a V, stages
+        that are no runs of whole modules of a decoder, weights that stages share, and all that
+        `torch_csv` refuses; for a training step, or recompute, that is not in the order of
+        torchtitan.
     """
-    degrees, recompute, size = "", "", micro_batch_size(plan)
-    if not plan.rule.is_given:
+    pipeline, count, own = plan, microbatches, False
+    redone = any(stage.recompute for stage in plan.stages)
+    if not plan.rule.is_given or (redone and not [*find_inexpressible(plan, "torchtitan")]):
         own_step(plan, microbatches, "torchtitan")
-        degrees = _describe_degrees(plan.stages[0])
-        again = any(stage.recompute for stage in plan.stages)
-        recompute = _RECOMPUTE if again else "    config.activation_checkpoint = None\n"
-        plan = _one_pipeline(plan)
-        microbatches = plan.pattern.k
-    rows = rows_without_recompute(plan, microbatches, "torchtitan")
+        own, count = True, microbatches // len(plan.stages[0].gpus)
+        pipeline = _one_pipeline(plan, count)
     _check_tied(plan)
-    parts = _parts(plan, microbatches)
-    gpus, style = _placement(plan, microbatches)
-    ranks = gpu_ranks(plan)
+    lines, files = [*_degrees(plan)], {}
+    gpus = [pipeline.stages[0].gpus[0]]
+    if plan.rule.is_given or rank_count(plan) > 1:
+        rows = rows_without_recompute(pipeline, count, "torchtitan")
+        parts = _parts(pipeline, count)
+        gpus, style = _placement(pipeline, count)
+        ranks = gpu_ranks(pipeline)
+        files[FILE] = csv_text(rows[ranks[gpu]] for gpu in gpus)
+        lines += _pipeline(parts, style)
+    else:
+        _check_accumulation(plan, count)
+    lines += _batch(plan, microbatches, count, len(gpus))
+    lines += _recompute(redone and own)
     module = _MODULE.format(
-        ranks=len(gpus),
-        stages=len(plan.stages),
-        microbatches=microbatches,
-        gpus=", ".join(map(str, gpus)),
-        parts="".join(f"        {names!r},\n" for names in parts),
-        schedule=_SCHEDULES[style],
-        size=size or "parallelism.pipeline_parallel_microbatch_size",
-        csv=FILE,
-        degrees=degrees,
-        recompute=recompute,
+        ranks=_count(len(gpus), "rank"),
+        stages=_count(len(pipeline.stages), "stage"),
+        microbatches=_count(count, "micro-batch", "micro-batches"),
+        where=_where(plan, gpus),
+        imports="\nfrom pathlib import Path\n" if files else "",
+        lines="\n".join(f"    {line}".rstrip() for line in lines),
     )
-    return {"pipeline.py": module, FILE: csv_text(rows[ranks[gpu]] for gpu in gpus)}
+    return {"pipeline.py": module, **files}
 
 
-def _describe_degrees(stage: Stage) -> str:
-    """Return what torchtitan is told of the replicas and tensor groups of all stages."""
-    replicas = len(stage.gpus)
-    shared = stage.shard != "none"
-    return _DEGREES.format(
-        replicate=1 if shared else replicas,
-        shard=replicas if shared else 1,
-        tensor=stage.tensor,
-    )
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _one_pipeline(plan: Plan) -> Plan:
+def _where(plan: Plan, gpus: list[int]) -> str:
+    """Return which ranks the GPUs of a plan are."""
+    if plan.rule.is_given:
+        return f"Ranks of the pipeline are GPUs {', '.join(map(str, gpus))} of the plan."
+    used = sorted(gpu for stage in plan.stages for gpu in stage.every_gpu)
+    return f"Rank 0 is GPU {used[0]} of the plan, and so on. Start it on {len(set(used))} GPUs."
+
+
+def _degrees(plan: Plan) -> Iterator[str]:
+    """Yield the degrees; how many replicas there are, only where the plan has a training step."""
+    first = plan.stages[0]
+    yield f"parallelism.pipeline_parallel_degree = {rank_count(plan)}"
+    yield f"parallelism.tensor_parallel_degree = {first.tensor}"
+    yield "parallelism.context_parallel_degree = 1"
+    yield "parallelism.expert_parallel_degree = 1"
+    if plan.rule.is_given:
+        return
+    replicas, shared = len(first.gpus), first.shard != "none"
+    yield f"parallelism.data_parallel_replicate_degree = {1 if shared else replicas}"
+    yield f"parallelism.data_parallel_shard_degree = {replicas if shared else 1}"
+    yield 'parallelism.fsdp_reshard_after_forward = "never"'
+
+
+def _pipeline(parts: list[list[str]], style: str) -> Iterator[str]:
+    """Yield the stages and their order."""
+    yield "parallelism.module_fqns_per_model_part = ["
+    yield from (f"    {names!r}," for names in parts)
+    yield "]"
+    yield f'parallelism.pipeline_parallel_schedule = "{_SCHEDULES[style]}"'
+    yield f'csv = Path(__file__).with_name("{FILE}")'
+    yield "parallelism.pipeline_parallel_schedule_csv = str(csv)"
+
+
+def _batch(plan: Plan, microbatches: int, count: int, ranks: int) -> Iterator[str]:
+    """Yield the samples of a micro-batch, of a pipeline and of a step."""
+    size = micro_batch_size(plan) or "parallelism.pipeline_parallel_microbatch_size"
+    yield f"size = {size}"
+    yield "parallelism.pipeline_parallel_microbatch_size = size"
+    local = count if ranks > 1 else 1
+    yield f"config.training.local_batch_size = {local} * size"
+    if not plan.rule.is_given:
+        yield f"config.training.global_batch_size = {microbatches} * size"
+
+
+def _recompute(redone: bool) -> Iterator[str]:
+    """Yield what is computed again: all blocks, or none."""
+    if redone:
+        yield "from torchtitan.distributed.activation_checkpoint import FullAC"
+        yield ""
+    yield f"config.activation_checkpoint = {'FullAC.Config()' if redone else None}"
+
+
+def _check_accumulation(plan: Plan, count: int) -> None:
+    """Refuse replicas that would add their gradients up more than once a step."""
+    if len(plan.stages[0].gpus) > 1 and count > 1:
+        raise refused(
+            "torchtitan",
+            f"without a pipeline its replicas add their gradients up after each of {count} "
+            "micro-batches, not once a step",
+            "Solve for larger micro-batches or other GPUs, or export to deepspeed",
+        )
+
+
+def _one_pipeline(plan: Plan, count: int) -> Plan:
     """Return what one replica of each stage runs, whose recompute is a part of its backwards."""
     first = plan.stages[0]
-    scope = Scope(
-        allocation="general",
-        max_k=None,
-        microbatches=plan.pattern.k // len(first.gpus),
-        engine="torchtitan",
-    )
+    scope = Scope(allocation="general", max_k=None, microbatches=count, engine="torchtitan")
     chain = next((one.chain for one in plan.variants if one.tensor == first.tensor), plan.chain)
     stages = [Stage(layers=stage.layers, gpus=stage.gpus[:1]) for stage in plan.stages]
     return engine_step(Problem(chain=chain, platform=plan.platform, scope=scope), stages)

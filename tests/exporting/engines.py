@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, solve
 from schedopt.engine import Engine
 from schedopt.exporting import find_target
+from schedopt.problem import training_step
+from schedopt.profile import Variant
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_layout import lay_out_step
 from schedopt.systems.steps import engine_step
 from tests.examples import layer
+from tests.solvers.test_engine_grids import transformer
 from tests.transformers import transformers
 
 LAYER = layer(10, 20, 100, 10)
@@ -38,6 +43,45 @@ def engine_plans(draw: st.DrawFn, engine: Engine) -> Plan:
     cuts = next(shape for shape in shapes if shape.exist)
     begins = draw(st.sampled_from([*cuts.promising(None, lambda: False)]))
     return engine_step(problem, cuts.stages(begins))
+
+
+def grid_plan(
+    engine: Engine,
+    grid: Grid,
+    begins: Sequence[int],
+    *,
+    blocks: int = 6,
+    count: int = 8,
+    samples: int = 1,
+) -> Plan:
+    """Return a training step on a grid, of a transformer whose stages begin at these layers."""
+    chain = replace(transformer(blocks), samples=samples)
+    scope = Scope(
+        allocation="general",
+        max_k=None,
+        memory="peak",
+        recompute=True,
+        replicas=None,
+        shard="optimizer",
+        engine=engine,
+        tensor=None,
+    )
+    variants = (Variant(tensor=grid.tensor, chain=chain),) if grid.tensor > 1 else ()
+    gpus = grid.ranks * grid.replicas * grid.tensor
+    platform = Platform(gpus, 10**4, bandwidth=10**9)
+    problem = training_step(chain, platform, count * samples, scope, variants)
+    last = len(chain.layers) - 1
+    stages = [
+        Stage(
+            layers=(begin, end - 1),
+            gpus=tuple(grid.gpu(number % grid.ranks, n) for n in range(grid.replicas)),
+            recompute=tuple((n, n) for n in range(max(1, begin), min(last, end)))[: grid.redone],
+            shard=grid.shard,
+            tensor=grid.tensor,
+        )
+        for number, (begin, end) in enumerate(pairwise([*begins, last + 1]))
+    ]
+    return lay_out_step(problem, grid, stages)
 
 
 def plan_of(

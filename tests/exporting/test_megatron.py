@@ -42,7 +42,14 @@ def parse(words: list[str]) -> Namespace:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--pipeline-model-parallel-layout", required=True)
     parser.add_argument("--untie-embeddings-and-output-weights", action="store_true")
-    for name in ("micro-batch-size", "global-batch-size"):
+    for name in (
+        "micro-batch-size",
+        "global-batch-size",
+        "tensor-model-parallel-size",
+        "context-parallel-size",
+        "expert-model-parallel-size",
+        "microbatch-group-size-per-virtual-pipeline-stage",
+    ):
         parser.add_argument(f"--{name}", type=int)
     return parser.parse_args(words)
 
@@ -92,8 +99,12 @@ def test_bash_reads_the_file(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert parse(done.stdout.splitlines()) == Namespace(
+        tensor_model_parallel_size=1,
         pipeline_model_parallel_size=2,
         pipeline_model_parallel_layout="Et*2|t*2L",
+        microbatch_group_size_per_virtual_pipeline_stage=None,
+        context_parallel_size=1,
+        expert_model_parallel_size=1,
         num_layers=4,
         untie_embeddings_and_output_weights=True,
         micro_batch_size=3,
