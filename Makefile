@@ -1,5 +1,6 @@
 # make demo: install, then solve a real chain. make test: install with torch, then check in minutes.
-# make test-all: every test, all random examples with new seeds, and faults put into the check.
+# make test-all: every test, also against the engines' own packages, all random examples with new
+# seeds, and faults put into the check.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,8 @@ demo: $(VENV)/installed
 test: check compiled
 	$(PYTEST)
 
-test-all: check compiled
+test-all: $(VENV)/installed-engines
+	$(MAKE) check compiled
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m ""
 	$(BIN)/python -m tests.mutation --sample 150 --seconds 600
 
@@ -42,6 +44,12 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "torch==2.13.0"
 	$(INSTALL) -e ".[test]"
+	touch $@
+
+# Without kernels of their own, which need compilers and GPUs; torchtitan without what only trains.
+$(VENV)/installed-engines: $(VENV)/installed-test
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) -e ".[test,engines]"
+	$(INSTALL) --no-deps torchtitan
 	touch $@
 
 clean:

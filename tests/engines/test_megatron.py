@@ -1,0 +1,273 @@
+"""Exports to Megatron-LM, held against megatron-core, and trained by its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from schedopt import Plan
+from schedopt.exporting import find_target
+from schedopt.solving.engine_grid import Grid
+from schedopt.stage import Shard
+from schedopt.systems.steps import engine_order
+from tests.budgets import trials
+from tests.engines import megatron_arguments, megatron_rank, small_decoder
+from tests.engines.orders import turns_of
+from tests.engines.packages import load, needs
+from tests.exporting.engines import blocks_of, engine_plans, grid_plan
+from tests.running.pool import RankPool
+
+pytestmark = needs("megatron")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Return ranks of which Megatron may do what it likes."""
+    made = RankPool()
+    yield made
+    made.close()
+
+
+def exported(plan: Plan) -> str:
+    (text,) = find_target("megatron").export(plan, plan.pattern.k).values()
+    return text
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Draw ranks, stages of each and micro-batches."""
+    ranks = draw(st.integers(1, 6))
+    chunks = draw(st.integers(1, 4)) if ranks > 1 else 1
+    count = draw(st.integers(1, 20))
+    return ranks, chunks, count if chunks == 1 else ranks * (1 + count // 5)
+
+
+@trials(100)
+@given(shapes())
+def test_its_order_is_ours(shape: tuple[int, int, int]) -> None:
+    ranks, chunks, count = shape
+    schedules = load("megatron.core.pipeline_parallel.schedules")
+    ours = list(engine_order(ranks, chunks, count))
+    for rank in range(ranks):
+        table = schedules.get_schedule_table(count, chunks, ranks)
+        communicator = SimpleNamespace(
+            pp_group=SimpleNamespace(size=lambda: ranks, rank=lambda rank=rank: rank),
+            virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        )
+        total, _, ahead, left = schedules.get_pp_rank_microbatches(
+            count, chunks, ranks, p2p_communicator=communicator
+        )
+        assert (total, ahead + left) == (count * chunks, count * chunks)
+        forwards = [("F", chunk * ranks + rank, i) for i, chunk in table]
+        backwards = [("B", (chunks - 1 - chunk) * ranks + rank, i) for i, chunk in table]
+        theirs = forwards[:ahead]
+        for n in range(left):
+            theirs += [forwards[ahead + n], backwards[n]]
+        theirs += backwards[left:]
+        assert theirs == [turn for turn in ours if turn[1] % ranks == rank]
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_what_we_refuse_it_refuses(count: int, pool: RankPool) -> None:
+    # Stages of a rank take turns in groups of as many micro-batches as there are ranks.
+    text = exported(grid_plan("megatron", Grid(ranks=2, chunks=2), [0, 2, 4, 6]))
+    ragged = text.replace("--global-batch-size 8", f"--global-batch-size {count}")
+    with pytest.raises(RuntimeError, match="it introduces dependency bubbles"):
+        pool.run(megatron_rank.train, 2, ragged, 1)
+
+
+@trials(60)
+@given(engine_plans("megatron"))
+def test_its_layout_has_our_stages(plan: Plan) -> None:
+    found = megatron_arguments.parse(exported(plan))
+    kinds = load("megatron.core.transformer.enums").LayerType
+    config = megatron_arguments.configured(
+        "transformer", found, hidden_size=8, num_attention_heads=1, pipeline_dtype="float"
+    )
+    layout, state = config.pipeline_model_parallel_layout, load("megatron.core.parallel_state")
+    ranks = found["pipeline_model_parallel_size"]
+    chunks = config.virtual_pipeline_model_parallel_size or 1
+    assert len(plan.stages) == ranks * chunks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE", chunks)
+        for number, stage in enumerate(plan.stages):
+            chunk, rank = divmod(number, ranks)
+            blocks = layout.get_layer_id_list(vp_stage=chunk, pp_rank=rank)
+            assert blocks == blocks_of(plan, *stage.layers)
+            row = layout.layout[rank][chunk]
+            assert (kinds.embedding in row) == (stage.first == 0)
+            assert (kinds.loss in row) == (stage.last == len(plan.chain.layers) - 1)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[Grid, int]:
+    """Draw a grid of an engine, and the micro-batches of a replica."""
+    ranks, chunks, count = draw(shapes().filter(lambda shape: shape[0] * shape[1] < 8))
+    replicas = draw(st.integers(1, 3))
+    shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
+    return Grid(
+        ranks=ranks,
+        chunks=chunks,
+        replicas=replicas,
+        tensor=draw(st.sampled_from([1, 2, 4])),
+        shard=draw(st.sampled_from(shards)),
+        redone=draw(st.integers(0, 2)),
+    ), count
+
+
+@trials(30)
+@given(grids(), st.integers(1, 3))
+def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int], samples: int) -> None:
+    grid, count = drawn
+    begins = range(grid.parts)
+    plan = grid_plan(
+        "megatron", grid, begins, blocks=8, count=count * grid.replicas, samples=samples
+    )
+    found = megatron_arguments.parse(exported(plan))
+    config = megatron_arguments.configured(
+        "transformer", found, hidden_size=8, num_attention_heads=4, pipeline_dtype="float"
+    )
+    assert config.tensor_model_parallel_size == grid.tensor
+    assert config.sequence_parallel == (grid.tensor > 1)
+    assert config.microbatch_group_size_per_vp_stage == grid.ranks
+    assert config.recompute_num_layers == (grid.redone or None)
+    gradients = megatron_arguments.configured("gradients", found)
+    optimizer = megatron_arguments.configured("optimizer", found)
+    sharded = grid.shard == "optimizer"
+    assert gradients.use_distributed_optimizer == optimizer.use_distributed_optimizer == sharded
+    assert gradients.overlap_param_gather == sharded
+    # Its script refuses the one without the other.
+    assert gradients.overlap_grad_reduce or not gradients.overlap_param_gather
+    calculator = load("megatron.core.num_microbatches_calculator")
+    sizes = found["global_batch_size"], found["micro_batch_size"]
+    calculator.init_num_microbatches_calculator(0, None, *sizes, grid.replicas)
+    try:
+        assert calculator.get_num_microbatches() == count
+    finally:
+        calculator.unset_num_microbatches_calculator()
+    assert found["global_batch_size"] == count * grid.replicas * samples
+
+
+@trials(30)
+@given(grids())
+def test_its_groups_have_our_gpus(drawn: tuple[Grid, int]) -> None:
+    grid, count = drawn
+    begins = range(grid.parts)
+    plan = grid_plan("megatron", grid, begins, blocks=8, count=count * grid.replicas)
+    found = megatron_arguments.parse(exported(plan))
+    state = load("megatron.core.parallel_state")
+    ranks = state.RankGenerator(
+        tp=found["tensor_model_parallel_size"],
+        ep=found["expert_model_parallel_size"],
+        dp=len(plan.platform.gpus)
+        // (found["tensor_model_parallel_size"] * found["pipeline_model_parallel_size"]),
+        pp=found["pipeline_model_parallel_size"],
+        cp=found["context_parallel_size"],
+        order="tp-cp-ep-dp-pp",
+    )
+    stages = plan.stages[: grid.ranks]
+    groups = [[gpu + n for n in range(grid.tensor)] for one in stages for gpu in one.gpus]
+    assert ranks.get_ranks("tp") == groups
+    # Gradients are added up between the GPUs that have the same part.
+    parts = [[gpu + n for gpu in one.gpus] for one in stages for n in range(grid.tensor)]
+    assert sorted(ranks.get_ranks("dp")) == sorted(parts)
+    lines = [
+        [one.gpus[replica] + n for one in stages]
+        for replica in range(grid.replicas)
+        for n in range(grid.tensor)
+    ]
+    assert sorted(ranks.get_ranks("pp")) == sorted(lines)
+
+
+@trials(20)
+@given(grids())
+def test_it_recomputes_our_layers(drawn: tuple[Grid, int]) -> None:
+    grid, count = drawn
+    begins = range(grid.parts)
+    plan = grid_plan("megatron", grid, begins, blocks=8, count=count * grid.replicas)
+    found = megatron_arguments.parse(exported(plan))
+    config = megatron_arguments.configured(
+        "transformer", found, hidden_size=8, num_attention_heads=4, pipeline_dtype="float"
+    )
+    for stage in plan.stages:
+        blocks = blocks_of_grid(plan, stage.first, stage.last)
+        expected = [first - 1 for first, _ in stage.recompute]
+        if grid.redone:
+            assert [blocks[n] for n in recomputed(config, len(blocks))] == expected
+        else:
+            assert not expected
+            assert config.recompute_granularity is None
+
+
+def blocks_of_grid(plan: Plan, first: int, last: int) -> list[int]:
+    """Return the transformer layers of a stage of `grid_plan`: all but the first and last layer."""
+    return [n - 1 for n in range(first, last + 1) if 0 < n < len(plan.chain.layers) - 1]
+
+
+def recomputed(config: Any, count: int) -> list[int]:
+    """Return which layers of a stage Megatron's block of layers recomputes."""
+    module = load("megatron.core.transformer.transformer_block")
+    again: list[bool] = []
+    running: list[bool] = []
+
+    def checkpoint(function: Any, _distribute: bool, *inputs: Any) -> Any:
+        running.append(True)
+        result = function(*inputs)
+        running.pop()
+        return result
+
+    class Layer:
+        def __call__(self, hidden_states: Any, **_: Any) -> tuple[Any, None]:
+            again.append(bool(running))
+            return hidden_states, None
+
+    block = SimpleNamespace(
+        config=config,
+        num_layers_per_pipeline_rank=count,
+        _get_layer=lambda _number: Layer(),
+        layers=[Layer()] * count,
+    )
+    hidden = SimpleNamespace(requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.tensor_parallel, "checkpoint", checkpoint)
+        module.TransformerBlock._checkpointed_forward(
+            block, hidden, None, None, None, None, None, None, False
+        )
+    return [number for number, redone in enumerate(again) if redone]
+
+
+CASES = {
+    "a stage each": (Grid(ranks=2, chunks=1), [0, 3]),
+    "three ranks": (Grid(ranks=3, chunks=1), [0, 1, 5]),
+    "two stages each": (Grid(ranks=2, chunks=2), [0, 1, 4, 6]),
+    "three of three": (Grid(ranks=3, chunks=2), [0, 1, 2, 4, 5, 7]),
+}
+BLOCKS, SAMPLES = 6, 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_schedules_train_the_plan(name: str, pool: RankPool) -> None:
+    grid, begins = CASES[name]
+    count = 2 * grid.ranks
+    plan = grid_plan("megatron", grid, begins, blocks=BLOCKS, count=count, samples=SAMPLES)
+    ranks = pool.run(megatron_rank.train, grid.ranks, exported(plan), SAMPLES)
+    alone = [one.double() for one in small_decoder.modules(BLOCKS)]
+    data = small_decoder.tokens(megatron_rank.STEPS, count, SAMPLES)
+    losses = small_decoder.train_alone(alone, data, megatron_rank.RATE)
+    # The last stage has the losses.
+    assert_close(ranks[-1]["losses"], losses, rtol=1e-12, atol=0)
+    assert {number for found in ranks for number in found["weights"]} == {
+        str(number) for number in range(len(alone))
+    }
+    for gpu, found in enumerate(ranks):
+        for number, weights in found["weights"].items():
+            expected = dict(alone[int(number)].state_dict())
+            assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+        planned = [(kind, stage // grid.ranks, i) for kind, stage, i in turns_of(plan, gpu)]
+        assert found["orders"] == [planned] * megatron_rank.STEPS

@@ -1,0 +1,165 @@
+"""Exports to torchtitan, held against its own classes, and trained by its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import optim
+from torch.testing import assert_close
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from schedopt import Plan
+from schedopt.exporting import find_target
+from schedopt.solving.engine_grid import ALL, Grid
+from schedopt.stage import Shard
+from tests.budgets import trials
+from tests.engines import titan_decoder, titan_rank
+from tests.engines.orders import turns_of
+from tests.engines.packages import load, needs, quietly
+from tests.exporting.engines import grid_plan
+from tests.running.pool import RankPool
+
+pytestmark = needs("torchtitan")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Return ranks of which torchtitan may do what it likes."""
+    made = RankPool()
+    yield made
+    made.close()
+
+
+def export(plan: Plan, folder: Path) -> None:
+    """Write the export of a plan."""
+    for name, text in find_target("torchtitan").export(plan, plan.pattern.k).items():
+        (folder / name).write_text(text)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> tuple[Grid, int]:
+    """Draw a grid of torchtitan, and the micro-batches of a replica."""
+    ranks = draw(st.integers(1, 3))
+    chunks = draw(st.integers(1, 3)) if ranks > 1 else 1
+    replicas = draw(st.integers(1, 3))
+    shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
+    grid = Grid(
+        ranks=ranks,
+        chunks=chunks,
+        replicas=replicas,
+        tensor=draw(st.integers(1, 2)),
+        shard=draw(st.sampled_from(shards)),
+        redone=draw(st.sampled_from([0, ALL])),
+    )
+    return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2))
+
+
+@trials(40)
+@given(grids(), st.integers(1, 3))
+def test_its_configurations_and_meshes_have_our_gpus(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Grid, int], samples: int
+) -> None:
+    grid, count = drawn
+    plan = grid_plan(
+        "torchtitan",
+        grid,
+        range(grid.parts),
+        blocks=8,
+        count=count * grid.replicas,
+        samples=samples,
+    )
+    folder = tmp_path_factory.mktemp("titan")
+    export(plan, folder)
+    config = titan_decoder.exported_config(str(folder))
+    parallelism, training = config.parallelism, config.training
+    local = samples * (count if grid.ranks > 1 else 1)
+    assert training.local_batch_size == local
+    assert training.global_batch_size == count * grid.replicas * samples
+    assert (config.activation_checkpoint is None) == (grid.redone == 0)
+    dims = load("torchtitan.distributed.parallel_dims")
+    world = len(plan.platform.gpus)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        with pytest.MonkeyPatch.context() as patch, quietly():
+            patch.setattr(dims, "device_type", "cpu")
+            parallel = dims.ParallelDims.from_config(parallelism, world)
+            parallel.build_mesh()
+            assert_meshes(parallel, plan, grid)
+    finally:
+        dist.destroy_process_group()
+
+
+def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
+    """Compare the groups of rank 0 with the GPUs of the plan."""
+    first = plan.stages[0]
+    expected = {
+        "pp": [one.gpus[0] for one in plan.stages[: grid.ranks]],
+        "tp": [first.gpus[0] + n for n in range(grid.tensor)],
+        "dp_replicate" if grid.shard == "none" else "dp_shard": list(first.gpus),
+    }
+    for name, gpus in expected.items():
+        mesh = parallel.get_optional_mesh(name)
+        assert ([0] if mesh is None else mesh.mesh.flatten().tolist()) == gpus
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_its_parts_are_our_stages(chunks: int, tmp_path: Path) -> None:
+    grid = Grid(ranks=2, chunks=chunks)
+    plan = grid_plan("torchtitan", grid, [0, 2, 3, 4, 6, 7][: grid.parts], blocks=6, count=4)
+    export(plan, tmp_path)
+    parallelism = titan_decoder.exported_config(str(tmp_path)).parallelism
+    pipeline = load("torchtitan.distributed.pipeline_parallel")
+    whole = titan_decoder.decoder(6)
+    names = parallelism.module_fqns_per_model_part
+    last = len(plan.chain.layers) - 1
+    for stage, own in zip(plan.stages, names, strict=True):
+        part = pipeline._split_module(whole, own)
+        assert (part.tok_embeddings is not None) == (stage.first == 0)
+        assert (part.norm is not None) == (part.lm_head is not None) == (stage.last == last)
+        blocks = [str(n - 1) for n in range(stage.first, stage.last + 1) if 0 < n < last]
+        assert [*part.layers] == blocks
+    for rank in range(grid.ranks):
+        homes = pipeline._get_pp_rank_to_stage_indices_mapping(
+            rank, grid.ranks, parallelism.pipeline_parallel_schedule, len(names)
+        )
+        assert [plan.stages[number].gpus[0] for number in homes] == [rank] * chunks
+
+
+CASES = {
+    "a stage each": (Grid(ranks=2, chunks=1), [0, 3]),
+    "two stages each, recompute": (Grid(ranks=2, chunks=2, redone=ALL), [0, 2, 3, 5]),
+    "three ranks": (Grid(ranks=3, chunks=1, redone=ALL), [0, 1, 5]),
+}
+BLOCKS, COUNT, SAMPLES = 4, 6, 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_pipeline_trains_the_plan(name: str, pool: RankPool, tmp_path: Path) -> None:
+    grid, begins = CASES[name]
+    plan = grid_plan("torchtitan", grid, begins, blocks=BLOCKS, count=COUNT, samples=SAMPLES)
+    export(plan, tmp_path)
+    ranks = pool.run(titan_rank.train, grid.ranks, str(tmp_path), BLOCKS)
+    alone = titan_decoder.decoder(BLOCKS)
+    optimizer = optim.SGD(alone.parameters(), lr=titan_rank.RATE)
+    losses = []
+    for step in titan_decoder.tokens(titan_rank.STEPS, COUNT * SAMPLES):
+        optimizer.zero_grad()
+        loss = titan_decoder.loss_of(alone(step), step.flip(-1))
+        (loss / len(step)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    [last] = [found for found in ranks if any(found["losses"])]
+    assert_close(last["losses"], losses, rtol=1e-12, atol=0)
+    weights = {name: one for found in ranks for name, one in found["weights"].items()}
+    assert_close(weights, dict(alone.state_dict()), rtol=1e-10, atol=1e-12)
+    for gpu, found in enumerate(ranks):
+        assert found["orders"] == [turns_of(plan, gpu)] * titan_rank.STEPS
+        assert set(found["forwards"].values()) <= {COUNT * (2 if grid.redone else 1)}
+    assert {name for found in ranks for name in found["forwards"]} == {*map(str, range(BLOCKS))}
