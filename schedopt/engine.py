@@ -8,7 +8,8 @@ lies on rank s mod p, and every rank has equally many.
 
 - *megatron* (Megatron-LM): cuts between the embedding, whole transformer layers and the head, and
   recomputes the first R transformer layers of each stage (``--recompute-method block``).
-- *torchtitan*: the same cuts; it recomputes all transformer layers, or none.
+- *torchtitan*: the same cuts; it recomputes all transformer layers, or none. Without a pipeline its
+  replicas have one micro-batch each.
 - *deepspeed* (DeepSpeed's PipelineModule): cuts between any layers, one stage a GPU; the loss is no
   layer of its own. It recomputes all layers, or none.
 - *torch* (torch.distributed.pipelining, with a script of one's own): cuts between any layers; it
@@ -79,6 +80,14 @@ def recomputable_units(chain: Chain, engine: Engine) -> list[tuple[int, int]]:
 def may_interleave(engine: Engine) -> bool:
     """Whether a GPU may have several stages."""
     return engine != "deepspeed"
+
+
+def adds_up_once(engine: Engine) -> bool:
+    """Whether replicas without a pipeline add their gradients up once a step.
+
+    torchtitan does after each micro-batch.
+    """
+    return engine != "torchtitan"
 
 
 def module_count(chain: Chain) -> int:

@@ -47,6 +47,14 @@ def find_inexpressible(plan: Plan, engine: Engine) -> Iterator[Violation]:
             "a GPU take turns in groups of as many",
         )
         return
+    if engine == "torchtitan" and ranks == 1 < replicas < plan.pattern.k:
+        yield Violation(
+            "scope",
+            "pattern.k",
+            f"without a pipeline {TITLES[engine]} adds up the gradients of replicas after each of "
+            f"{count} micro-batches, not once a step",
+        )
+        return
     for number, operation in enumerate(plan.pattern.operations):
         if operation.kind not in ("F", "B", "R", "U") or operation.covers > 1:
             covers = f" of {operation.covers} micro-batches" if operation.covers > 1 else ""

@@ -69,8 +69,6 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
         ranks = gpu_ranks(pipeline)
         files[FILE] = csv_text(rows[ranks[gpu]] for gpu in gpus)
         lines += _pipeline(parts, style)
-    else:
-        _check_accumulation(plan, count)
     lines += _batch(plan, microbatches, count, len(gpus))
     lines += _recompute(redone and own)
     module = _MODULE.format(
@@ -138,17 +136,6 @@ def _recompute(redone: bool) -> Iterator[str]:
         yield "from torchtitan.distributed.activation_checkpoint import FullAC"
         yield ""
     yield f"config.activation_checkpoint = {'FullAC.Config()' if redone else None}"
-
-
-def _check_accumulation(plan: Plan, count: int) -> None:
-    """Refuse replicas that would add their gradients up more than once a step."""
-    if len(plan.stages[0].gpus) > 1 and count > 1:
-        raise refused(
-            "torchtitan",
-            f"without a pipeline its replicas add their gradients up after each of {count} "
-            "micro-batches, not once a step",
-            "Solve for larger micro-batches or other GPUs, or export to deepspeed",
-        )
 
 
 def _one_pipeline(plan: Plan, count: int) -> Plan:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from schedopt.engine import may_interleave
+from schedopt.engine import adds_up_once, may_interleave
 from schedopt.problem import Problem
 from schedopt.stage import Shard
 
@@ -76,6 +76,8 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
             ranks, rest = divmod(gpus, tensor * replicas)
             if rest or ranks == 0 or ranks > units or not _lies_in_nodes(problem, tensor):
                 continue
+            if ranks == 1 and not _accumulates(problem, replicas):
+                continue
             for chunks in range(1, MOST_CHUNKS + 1):
                 parts = ranks * chunks
                 several = chunks > 1
@@ -110,6 +112,13 @@ def _interleaves(problem: Problem, ranks: int, replicas: int) -> bool:
         and ranks > 1
         and scope.microbatches // replicas % ranks == 0
     )
+
+
+def _accumulates(problem: Problem, replicas: int) -> bool:
+    """Whether replicas may have their micro-batches without a pipeline."""
+    scope = problem.scope
+    assert scope.engine is not None
+    return replicas in (1, scope.microbatches) or adds_up_once(scope.engine)
 
 
 def _recompute(problem: Problem, units: int, parts: int) -> list[int]:

@@ -124,7 +124,7 @@ def test_without_a_pipeline_torchtitan_accumulates() -> None:
         assert f"    {line}\n" in files["pipeline.py"]
     assert "csv" not in files["pipeline.py"]
     doubled = grid_plan("torchtitan", Grid(ranks=1, chunks=1, replicas=2), [0], count=4)
-    assert "add their gradients up after each of 2 micro-batches" in refusal(
+    assert "adds up the gradients of replicas after each of 2 micro-batches" in refusal(
         "torchtitan", doubled, 4
     )
     single = grid_plan("torchtitan", Grid(ranks=1, chunks=1, replicas=2), [0], count=2)

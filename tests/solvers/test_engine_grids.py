@@ -245,6 +245,20 @@ def test_engines_recompute_some_layers_or_all_or_none() -> None:
     assert found["torch"] == found["torchtitan"] == found["deepspeed"] == {0, ALL}
 
 
+def test_torchtitan_accumulates_only_in_pipelines() -> None:
+    chain = transformer(8)
+    found = {}
+    for engine in ENGINES:
+        scope = Scope(allocation="general", replicas=None, engine=engine, memory="peak")
+        problem = training_step(chain, Platform(4, 10**6, bandwidth=10**9), 8, scope)
+        found[engine] = {(grid.ranks, grid.replicas) for grid in grids_of(problem, 10)}
+    assert found["megatron"] == found["deepspeed"] == found["torch"] == {(4, 1), (2, 2), (1, 4)}
+    assert found["torchtitan"] == {(4, 1), (2, 2)}
+    problem = training_step(chain, Platform(4, 10**6, bandwidth=10**9), 4, scope)
+    problem = replace(problem, scope=replace(problem.scope, engine="torchtitan"))
+    assert (1, 4) in {(grid.ranks, grid.replicas) for grid in grids_of(problem, 10)}
+
+
 def transformer(count: int) -> Chain:
     """Return a transformer that is trained with Adam."""
     layer = Layer(
