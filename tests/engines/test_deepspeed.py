@@ -20,7 +20,7 @@ from tests.budgets import trials
 from tests.engines import deepspeed_rank, small_decoder
 from tests.engines.orders import turns_of
 from tests.engines.packages import load, needs
-from tests.exporting.engines import grid_plan, plan_of
+from tests.exporting.engines import grid_plan, plan_of, write_export
 from tests.running.pool import RankPool
 
 pytestmark = needs("deepspeed")
@@ -31,20 +31,6 @@ def _on_cpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
         yield
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Return ranks of which DeepSpeed may do what it likes."""
-    made = RankPool()
-    yield made
-    made.close()
-
-
-def export(plan: Plan, folder: Path) -> None:
-    """Write the export of a plan."""
-    for name, text in find_target("deepspeed").export(plan, plan.pattern.k).items():
-        (folder / name).write_text(text)
 
 
 @trials(200)
@@ -118,7 +104,7 @@ def test_a_first_module_that_is_computed_again_learns(pool: RankPool, tmp_path: 
 
 def trains_as_one_process(plan: Plan, pool: RankPool, folder: Path) -> None:
     """Train what the export of a plan makes, and compare it with one process and the plan."""
-    export(plan, folder)
+    write_export("deepspeed", plan, folder)
     world = len(plan.platform.gpus)
     arguments = (str(folder), BLOCKS, COUNT, SAMPLES)
     ranks = pool.run(deepspeed_rank.train, world, *arguments, in_group=False)
@@ -146,6 +132,6 @@ def trains_as_one_process(plan: Plan, pool: RankPool, folder: Path) -> None:
 
 def test_another_number_of_ranks_is_refused(pool: RankPool, tmp_path: Path) -> None:
     plan = grid_plan("deepspeed", Grid(ranks=3, chunks=1), [0, 2, 4], count=3)
-    export(plan, tmp_path)
+    write_export("deepspeed", plan, tmp_path)
     with pytest.raises(ValueError, match="the topology has 3 GPUs, and 2 ranks were started"):
         pool.run(deepspeed_rank.train, 2, str(tmp_path), BLOCKS, 3, 1, in_group=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +23,6 @@ from tests.exporting.engines import blocks_of, engine_plans, grid_plan
 from tests.running.pool import RankPool
 
 pytestmark = needs("megatron")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Return ranks of which Megatron may do what it likes."""
-    made = RankPool()
-    yield made
-    made.close()
 
 
 def exported(plan: Plan) -> str:

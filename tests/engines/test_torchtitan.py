@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,16 @@ from torch.testing import assert_close
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schedopt import Plan
-from schedopt.exporting import find_target
 from schedopt.solving.engine_grid import ALL, Grid
 from schedopt.stage import Shard
 from tests.budgets import trials
 from tests.engines import titan_decoder, titan_rank
 from tests.engines.orders import turns_of
 from tests.engines.packages import load, needs, quietly
-from tests.exporting.engines import grid_plan
+from tests.exporting.engines import grid_plan, write_export
 from tests.running.pool import RankPool
 
 pytestmark = needs("torchtitan")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Return ranks of which torchtitan may do what it likes."""
-    made = RankPool()
-    yield made
-    made.close()
-
-
-def export(plan: Plan, folder: Path) -> None:
-    """Write the export of a plan."""
-    for name, text in find_target("torchtitan").export(plan, plan.pattern.k).items():
-        (folder / name).write_text(text)
 
 
 @st.composite
@@ -75,7 +59,7 @@ def test_its_configurations_and_meshes_have_our_gpus(
         samples=samples,
     )
     folder = tmp_path_factory.mktemp("titan")
-    export(plan, folder)
+    write_export("torchtitan", plan, folder)
     config = titan_decoder.exported_config(str(folder))
     parallelism, training = config.parallelism, config.training
     local = samples * (count if grid.ranks > 1 else 1)
@@ -112,7 +96,7 @@ def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
 def test_its_parts_are_our_stages(chunks: int, tmp_path: Path) -> None:
     grid = Grid(ranks=2, chunks=chunks)
     plan = grid_plan("torchtitan", grid, [0, 2, 3, 4, 6, 7][: grid.parts], blocks=6, count=4)
-    export(plan, tmp_path)
+    write_export("torchtitan", plan, tmp_path)
     parallelism = titan_decoder.exported_config(str(tmp_path)).parallelism
     pipeline = load("torchtitan.distributed.pipeline_parallel")
     whole = titan_decoder.decoder(6)
@@ -143,7 +127,7 @@ BLOCKS, COUNT, SAMPLES = 4, 6, 2
 def test_its_pipeline_trains_the_plan(name: str, pool: RankPool, tmp_path: Path) -> None:
     grid, begins = CASES[name]
     plan = grid_plan("torchtitan", grid, begins, blocks=BLOCKS, count=COUNT, samples=SAMPLES)
-    export(plan, tmp_path)
+    write_export("torchtitan", plan, tmp_path)
     ranks = pool.run(titan_rank.train, grid.ranks, str(tmp_path), BLOCKS)
     alone = titan_decoder.decoder(BLOCKS)
     optimizer = optim.SGD(alone.parameters(), lr=titan_rank.RATE)

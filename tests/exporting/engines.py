@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,12 @@ def plan_of(
 def cut(plan: Plan, *rows: tuple[int, int, int]) -> Plan:
     """Return the plan with other stages: first and last layer, and GPU."""
     return replace(plan, stages=tuple(Stage(layers=(a, b), gpus=(gpu,)) for a, b, gpu in rows))
+
+
+def write_export(target: str, plan: Plan, folder: Path) -> None:
+    """Write the files of an export of all micro-batches of a plan."""
+    for name, text in find_target(target).export(plan, plan.pattern.k).items():
+        (folder / name).write_text(text)
 
 
 def refusal(target: str, plan: Plan, microbatches: int = 4) -> str:
