@@ -1,6 +1,7 @@
 # make demo: install, then solve a real chain. make test: install with torch, then check in minutes.
 # make test-all: every test, also against the engines' own packages, all random examples with new
 # seeds, and faults put into the check.
+# make docs: the pages as a site, build/site/index.html.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,12 +11,16 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 MAKEFLAGS += --jobs=2
 
-.PHONY: demo check compiled test test-all clean
+.PHONY: demo docs check compiled test test-all clean
 
 demo: $(VENV)/installed
 	$(BIN)/schedopt solve --chain instances/gpt2-small.json --gpus 4 --mem 2G --bandwidth 12GB/s -o plan.json
 	$(BIN)/schedopt check plan.json
 	$(BIN)/schedopt show plan.json
+
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/read . build/site
+	@echo "Site: build/site/index.html"
 
 test: check compiled
 	$(PYTEST)
@@ -38,6 +43,11 @@ compiled: $(VENV)/installed-test
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e ".[docs]"
 	touch $@
 
 $(VENV)/installed-test: pyproject.toml constraints.txt

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from schedopt import Chain, Layer, Platform, Scope, compare, solve
 from schedopt.comparing.measures import measure_plan
@@ -18,26 +17,19 @@ from schedopt.reporting.page import render_page
 from schedopt.reporting.sweep_entries import explore_sweeps
 from schedopt.simulation import simulate
 from schedopt.sweeping import run_sweep
+from tests.browsers import IN_BROWSER, start_browser
 from tests.examples import EXAMPLES
 from tests.reporting.pages import page_of
 from tests.sweeping.helpers import CHAIN, FAST, SLOW, ThreadPool, cells, empty
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH: apt install chromium"),
-]
+pytestmark = IN_BROWSER
 Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM)
+    with start_browser() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

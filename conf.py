@@ -1,0 +1,107 @@
+"""The site: ``make docs`` builds it with Sphinx from the pages that lie beside the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pydoc import locate
+from typing import TYPE_CHECKING, Final
+
+from sphinx.ext.autodoc.mock import mock
+
+from schedopt.version import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+MENU: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "README": {
+        "Start": ["schedopt/examples/concepts", "GLOSSARY"],
+        "Guides": [
+            "schedopt/examples/cluster",
+            "schedopt/examples/launch",
+            "schedopt/examples/library",
+            "schedopt/examples/research",
+        ],
+        "Reference": [
+            "schedopt/cli/README",
+            "schedopt/README",
+            "schedopt/formats/README",
+            "schedopt/profiling/README",
+            "schedopt/running/README",
+            "schedopt/exporting/README",
+            "instances/README",
+            "instances/PRESETS",
+        ],
+        "Science": [
+            "solvers/README",
+            "schedopt/bounds/README",
+            "schedopt/systems/README",
+            "results/README",
+        ],
+        "The project": ["CONTRIBUTING", "CHANGELOG"],
+    },
+    "results/README": {
+        "Tables": [
+            "Plans with any allocation, of published profiles <general-published>",
+            "Training steps, of published profiles <hybrid-published>",
+            "*",
+        ]
+    },
+}
+"""Below which page which others stand, by heading."""
+WRAPPED: Final = ".highlight-console pre { white-space: pre-wrap; overflow-wrap: anywhere; }"
+"""Commands are long; what a reader looks for is often at their end."""
+
+project = "schedopt"
+release = __version__
+root_doc = "README"
+include_patterns = [f"{folder}*.md" for folder in ("", "instances/", "results/", "solvers/")]
+include_patterns += ["schedopt/**.md"]
+exclude_patterns = [".*", "build", "dist", "tests", "schedopt/solvers"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+default_role = "py:obj"
+myst_heading_anchors = 4
+autodoc_mock_imports = ["torch"]
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+html_theme = "furo"
+html_title = f"schedopt {__version__}"
+html_show_sphinx = False
+html_copy_source = False
+napoleon_use_ivar = True
+
+
+def setup(app: Sphinx) -> None:
+    """Register what turns pages of the repository into pages of the site."""
+    app.connect("source-read", extend_page)
+    app.connect("build-finished", finish)
+    app.add_css_file("wrapped.css")
+
+
+def extend_page(_app: Sphinx, name: str, source: list[str]) -> None:
+    """Add the menu, and the reference where a comment asks for it."""
+    source[0] = re.sub(r"<!-- api: (.*?) -->", lambda found: reference(found[1]), source[0])
+    for heading, pages in MENU.get(name, {}).items():
+        options = f":hidden:\n:glob:\n:caption: {heading}"
+        source[0] += "\n".join(["", "```{toctree}", options, "", *pages, "```", ""])
+
+
+def reference(names: str) -> str:
+    """Return the directives that make the reference of classes and functions from docstrings."""
+    with mock(autodoc_mock_imports):
+        found = {name: locate(name) for name in names.split()}
+    kinds = {name: "class" if inspect.isclass(what) else "function" for name, what in found.items()}
+    lines = [f".. auto{kind}:: {name}" for name, kind in kinds.items()]
+    return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Write the style, and let the folder of the site open with the README."""
+    if error is None:
+        folder = Path(app.outdir)
+        (folder / "_static" / "wrapped.css").write_text(WRAPPED)
+        shutil.copy(folder / "README.html", folder / "index.html")
