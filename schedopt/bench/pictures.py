@@ -56,7 +56,6 @@ SHAPES: Final[Sequence[Mapping[str, Any]]] = [
     {"marker": "^", "color": COLOURS[2]},
     {"marker": "D", "color": COLOURS[3]},
 ]
-NEAR_ONE: Final = (1, 1.05, 1.1, 1.2, 1.3, 1.5, 2)
 
 # Methods: on how many instances each is how near to the best known.
 RATIOS: Final = (1, 1.25, 1.5, 2, 3, 4, 6, 8)
@@ -261,53 +260,63 @@ def _draw_profile(axes: Axes, methods: Mapping[str, tuple[Sequence[float], int]]
     _finish(axes)
 
 
-def draw_hybrid(
-    others: Mapping[str, Mapping[str, Sequence[float]]],
-    bounds: Mapping[str, Mapping[str, Sequence[float]]],
-    problems: int,
-) -> Figure:
-    """Draw what others take over our step, and our step over its bound; by memory level.
+def draw_hybrid(rows: Mapping[str, Mapping[str, Sequence[float]]], problems: int) -> Figure:
+    """Draw steps over our contiguous ones, by name and memory level.
 
-    A point is a problem. A stroke with its number is their geometric mean.
+    A point is a problem, a stroke their geometric mean, which stands at the end of the row, with
+    the number of points.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
-    figure = Figure(figsize=(11.0, 1.8 + 0.62 * len(others)), layout="constrained")
-    panels = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    titles = ("what others take, over our contiguous step", "our step, over the bound of its kind")
-    for axes, rows, title in zip(panels, (others, bounds), titles, strict=True):
-        every = [1.0]
-        for position, levels in enumerate(rows.values()):
-            row = [*chain(*levels.values())]
-            for place, ratios in enumerate(levels.values()):
-                height = position + 0.27 * (place / max(1, len(levels) - 1) - 0.5) * 2
-                axes.plot(ratios, [height] * len(ratios), markersize=4.5, **HOLLOW, **SHAPES[place])
-            if row:
-                _draw_mean(axes, position, row, 0.36)
-                every += row
-        axes.set_xscale("log")
-        axes.set_xlim(min(every) / 1.03, max(every) * (1.35 if max(every) > 2 else 1.06))
-        axes.xaxis.set_major_locator(FixedLocator(TIMES if max(every) > 2 else NEAR_ONE))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axes.axvline(1, color=DARK, linestyle="--", linewidth=1)
-        axes.set_yticks(range(len(rows)), [*rows], size=8)
-        axes.set_ylim(len(rows) - 0.45, -0.55)
-        axes.set_title(title, loc="left", size=9)
-        axes.set_xlabel("times as long")
-        axes.grid(axis="x", **PALE)
-        axes.tick_params(axis="y", length=0)
-        _finish(axes)
+    figure = Figure(figsize=(9.5, 1.5 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    for height, levels in enumerate(rows.values()):
+        for place, ratios in enumerate(levels.values()):
+            level = height + 0.27 * (2 * place / max(1, len(levels) - 1) - 1)
+            axes.plot(ratios, [level] * len(ratios), markersize=4, **HOLLOW, **SHAPES[place])
+        row = [*chain(*levels.values())]
+        if row:
+            mean = geometric_mean(row)
+            axes.plot([mean, mean], [height - 0.38, height + 0.38], color=DARK, linewidth=3)
+            _write_beside(axes, height, f"{mean:.2f}", 8)
+        _write_beside(axes, height, f"{len(row)}", 48)
+    _write_beside(axes, -1, "mean", 8)
+    _write_beside(axes, -1, f"fit, of {problems}", 48)
+    axes.axvline(1, color=DARK, linestyle="--", linewidth=1)
+    axes.xaxis.set_major_locator(FixedLocator(TIMES))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.set_yticks(range(len(rows)), [*rows], size=9)
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.set_xlabel("times as long as our step with contiguous stages")
+    axes.grid(axis="x", **PALE)
+    axes.tick_params(axis="y", length=0)
+    _finish(axes)
     _head(figure, f"Training steps on stages with replicas: {problems} problems")
-    names = next(iter(others.values()))
     handles = [
         Line2D([], [], label=f"{name} memory", **HOLLOW, **SHAPES[place])
-        for place, name in enumerate(names)
+        for place, name in enumerate(next(iter(rows.values())))
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
     return figure
+
+
+def _write_beside(axes: Axes, height: float, words: str, points: float) -> None:
+    """Write on the right of the axes, at a height of its data."""
+    axes.annotate(
+        words,
+        (1, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(points, 0),
+        textcoords="offset points",
+        va="center",
+        size=9,
+        color=DARK,
+        annotation_clip=False,
+    )
 
 
 def _draw_mean(axes: Axes, height: float, ratios: Sequence[float], half: float) -> None:
