@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc import locate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import typer
 from sphinx.ext.autodoc.mock import mock
 
+from schedopt.cli.app import app as command_line
 from schedopt.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ MENU: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "instances/PRESETS",
         ],
         "Science": [
-            "solvers/README",
+            "Solvers <solvers/README>",
             "schedopt/bounds/README",
             "schedopt/systems/README",
             "results/README",
@@ -53,7 +55,10 @@ MENU: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
 }
 """Below which page which others stand, by heading."""
-WRAPPED: Final = ".highlight-console pre { white-space: pre-wrap; overflow-wrap: anywhere; }"
+WRAPPED: Final = (
+    ".highlight-console pre, .highlight-default pre"
+    " { white-space: pre-wrap; overflow-wrap: anywhere; }"
+)
 """Commands are long; what a reader looks for is often at their end."""
 
 project = "schedopt"
@@ -64,6 +69,7 @@ include_patterns += ["schedopt/**.md"]
 exclude_patterns = [".*", "build", "dist", "tests", "schedopt/solvers"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 default_role = "py:obj"
+smartquotes = False
 myst_heading_anchors = 4
 autodoc_mock_imports = ["torch"]
 autodoc_default_options = {"members": True}
@@ -83,11 +89,12 @@ def setup(app: Sphinx) -> None:
 
 
 def extend_page(_app: Sphinx, name: str, source: list[str]) -> None:
-    """Add the menu, and the reference where a comment asks for it."""
+    """Add the menu, and the reference and the options where a comment asks for them."""
     source[0] = re.sub(r"<!-- api: (.*?) -->", lambda found: reference(found[1]), source[0])
+    source[0] = re.sub("<!-- options -->", lambda found: options(), source[0])
     for heading, pages in MENU.get(name, {}).items():
-        options = f":hidden:\n:glob:\n:caption: {heading}"
-        source[0] += "\n".join(["", "```{toctree}", options, "", *pages, "```", ""])
+        settings = f":hidden:\n:glob:\n:caption: {heading}"
+        source[0] += "\n".join(["", "```{toctree}", settings, "", *pages, "```", ""])
 
 
 def reference(names: str) -> str:
@@ -97,6 +104,29 @@ def reference(names: str) -> str:
     kinds = {name: "class" if inspect.isclass(what) else "function" for name, what in found.items()}
     lines = [f".. auto{kind}:: {name}" for name, kind in kinds.items()]
     return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
+def options() -> str:
+    """Return the options of all commands, a table for each."""
+    lines = []
+    for name, command in all_commands("", typer.main.get_command(command_line)):
+        context = typer.Context(command, info_name=name)
+        about = command.help.split("\n\n")[0]
+        lines += ["", f"### `{name.strip()}`", "", about, "", "| option | meaning |", "|---|---|"]
+        for parameter in command.params:
+            typed, text = parameter.get_help_record(context)
+            typed, said = typed.replace("|", r"\|"), re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
+            lines.append(f"| `{typed}` | {said} |")
+    return "\n".join(lines)
+
+
+def all_commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the commands of a group with what one types for them."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, below in command.commands.items():
+        yield from all_commands(f"{name} {word}", below)
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:

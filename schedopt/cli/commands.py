@@ -20,7 +20,7 @@ from schedopt.units import printable
 UsageError: Any = typer.BadParameter.__bases__[0]
 NAMES: Final = {"as_json": ("--json",), "output": ("--output", "-o")}
 """What users type for a parameter where that is not its own name."""
-_METAVAR: Final = re.compile(r"([A-Z0-9|,]+): (.*)", re.DOTALL)
+_METAVAR: Final = re.compile(r"([A-Z0-9|,.]+): (.*)", re.DOTALL)
 _EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
 
 

@@ -42,11 +42,11 @@ PictureOutput: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, "Print one JSON document and nothing else."]
 Recompute: TypeAlias = Annotated[bool, "Recompute layers before the backward where that is faster."]
-Memory: TypeAlias = Annotated[
-    Literal["sum", "peak"],
+MEMORY: Final = (
     "What must fit: the true maximum over time (peak, the default), or each kind of memory at its "
-    "own maximum, added up (sum).",
-]
+    "own maximum, added up (sum)."
+)
+Memory: TypeAlias = Annotated[Literal["sum", "peak"], MEMORY]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
 TrainingStateName: TypeAlias = Annotated[
     str | None,
@@ -127,7 +127,7 @@ class FreedomOptions:
         Literal["stage", "layer"],
         "Whether the layers of a GPU run as one stage, or each on its own.",
     ] = "stage"
-    memory: Memory | None = None
+    memory: Annotated[Literal["sum", "peak"] | None, MEMORY] = None
 
     def fields(self, reading: MemoryReading = "peak") -> dict[str, Any]:
         """Return the fields of a scope; memory is read so where nothing was typed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import typer
 from schedopt.cli.app import COMMANDS, app
 from schedopt.formats import reading
 from tests.documentation.pages import PAGES, Page, expected_exit, prepare, words
+
+GROUP: Any = typer.main.get_command(app)
 
 
 def chosen(kind: str) -> list[Any]:
@@ -49,15 +52,23 @@ def test_a_page_that_shows_something_else_is_noticed(tmp_path: Path) -> None:
     assert not words("schedopt 0.0.7") <= words(ends[0][1].stdout)
 
 
+def test_every_option_says_what_it_means() -> None:
+    names = [name for name, *_ in COMMANDS]
+    assert {"solve", "run"} <= {*names}
+    for name in names:
+        for parameter in GROUP.commands[name].params:
+            assert parameter.help, (name, parameter.opts)
+            assert not re.match(r"[A-Z0-9,.|]+: ", parameter.help), (name, parameter.opts)
+
+
 def test_options_that_are_only_shown_exist() -> None:
-    group: Any = typer.main.get_command(app)
     seen = 0
     for name, page in PAGES.items():
         for command in page.commands_to_read:
             typed = shlex.split(command.partition("schedopt ")[2], comments=True)
             if "schedopt " not in command or typed[0] == "bench":
                 continue
-            known = {option for one in group.commands[typed[0]].params for option in one.opts}
+            known = {option for one in GROUP.commands[typed[0]].params for option in one.opts}
             assert {word for word in typed if word.startswith("-")} <= known, (name, command)
             seen += 1
     assert seen >= 8
