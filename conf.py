@@ -11,7 +11,7 @@ from pydoc import locate
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from sphinx.ext.autodoc.mock import mock
+from sphinx.ext.autodoc import mock
 
 from schedopt.cli.app import app as command_line
 from schedopt.version import __version__
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MENU: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "README": {
-        "Start": ["schedopt/examples/concepts", "GLOSSARY"],
+        "Start": ["Start in five minutes <self>", "schedopt/examples/concepts", "GLOSSARY"],
         "Guides": [
             "schedopt/examples/cluster",
             "schedopt/examples/launch",
@@ -69,7 +69,6 @@ include_patterns += ["schedopt/**.md"]
 exclude_patterns = [".*", "build", "dist", "tests", "schedopt/solvers"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 default_role = "py:obj"
-smartquotes = False
 myst_heading_anchors = 4
 autodoc_mock_imports = ["torch"]
 autodoc_default_options = {"members": True}
@@ -116,6 +115,7 @@ def options() -> str:
         for parameter in command.params:
             typed, text = parameter.get_help_record(context)
             typed, said = typed.replace("|", r"\|"), re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
+            said = re.sub(r"--[a-z][a-z-]*", r"`\g<0>`", said)
             lines.append(f"| `{typed}` | {said} |")
     return "\n".join(lines)
 
