@@ -97,11 +97,16 @@ def extend_page(_app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def reference(names: str) -> str:
-    """Return the directives that make the reference of classes and functions from docstrings."""
+    """Return the directives that make the reference of modules, classes and functions."""
     with mock(autodoc_mock_imports):
         found = {name: locate(name) for name in names.split()}
-    kinds = {name: "class" if inspect.isclass(what) else "function" for name, what in found.items()}
-    lines = [f".. auto{kind}:: {name}" for name, kind in kinds.items()]
+    lines = []
+    for name, what in found.items():
+        if inspect.ismodule(what):
+            lines += [f".. rubric:: {name}", "", f".. automodule:: {name}", "   :no-members:", ""]
+        else:
+            kind = "class" if inspect.isclass(what) else "function"
+            lines += [f".. auto{kind}:: {name}", ""]
     return "\n".join(["```{eval-rst}", *lines, "```"])
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Result, Scope, check, solve
 from schedopt.formats import result_to_json
+from schedopt.solving.registry import PARTITIONERS
 from tests.documentation.pages import PAGES, ROOT
 
 FORMATS = PAGES["schedopt/formats/README.md"].blocks("json")
 SOLVERS = PAGES["solvers/README.md"].text
+CITED = re.compile(r"\b[A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+) (?:19|20)\d\d\b")
 
 
 def test_the_chain_example_loads(tmp_path: Path) -> None:
@@ -83,3 +85,19 @@ def test_the_examples_in_docstrings_hold(name: str) -> None:
 def test_the_platform_example_is_the_shipped_one() -> None:
     example = next(block for block in FORMATS if "platform/1" in block)
     assert example == (ROOT / "instances" / "two-nodes.platform.json").read_text()
+
+
+def test_every_source_that_is_cited_has_its_title() -> None:
+    titles = PAGES["GLOSSARY.md"].text.partition("## Sources")[2]
+    read = [*(ROOT / "schedopt").rglob("*.py"), *(ROOT / "solvers").glob("*.py")]
+    texts = [path.read_text() for path in read] + [page.text for page in PAGES.values()]
+    cited: set[str] = set()
+    for text in texts:
+        cited |= set(CITED.findall(re.sub(r"\s+(# )?", " ", text)))
+    assert len(cited) > 25
+    assert {source for source in cited if source not in titles} == set()
+
+
+def test_every_planner_has_its_source() -> None:
+    for name, entry in PARTITIONERS.items():
+        assert f"| `{name}` | {entry.source} |" in SOLVERS
