@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError, naming_file
+from schedopt.profile import Profile
 from schedopt.reporting.choices import sweep_table
 from schedopt.reporting.exploration import Axis, Entry, Exploration, refuse_invalid
 from schedopt.reporting.tables import Table
@@ -55,10 +56,10 @@ def explore_sweeps(
         If a file lacks its chain or has no point, if there are several chains, if two files have
         the same point, or if a plan is not valid.
     """
-    chain = _one_chain(sweeps)
+    model = _one_model(sweeps)
     found: dict[tuple[int, int, int, int], _Found] = {}
     for file, sweep in sweeps:
-        for each in _points_of(file, sweep, chain):
+        for each in _points_of(file, sweep, model):
             if each.key in found:
                 raise InputError(
                     f"has a point for {each.row.point.cell}, and a file before it has, too",
@@ -96,7 +97,7 @@ def explore_sweeps(
     names = ("GPUs", "Memory of a GPU", "Links", "Batch")
     scope = readable(str(sweeps[0][1].options.scope))
     return Exploration(
-        title=f"What memory, GPUs and links buy: {printable(chain.name) or 'unnamed model'}",
+        title=f"What memory, GPUs and links buy: {printable(model.name) or 'unnamed model'}",
         lead=f"{counted(len(entries), 'point')}, each with its plan and its bound. Scope: {scope}.",
         axes=tuple(Axis(name=name, values=one) for name, one in zip(names, said, strict=True)),
         table=Table(
@@ -116,10 +117,10 @@ def explore_sweeps(
     )
 
 
-def _one_chain(sweeps: Sequence[tuple[str, Sweep]]) -> Chain:
-    chains: list[Chain] = []
+def _one_model(sweeps: Sequence[tuple[str, Sweep]]) -> Chain | Profile:
+    models: list[Chain | Profile] = []
     for file, sweep in sweeps:
-        if sweep.chain is None:
+        if sweep.model is None:
             raise InputError(
                 "is missing: an older version wrote the file",
                 field="chain",
@@ -128,21 +129,21 @@ def _one_chain(sweeps: Sequence[tuple[str, Sweep]]) -> Chain:
             )
         if not sweep.points:
             raise InputError("has no point yet", way_out="Let the sweep run", source=file)
-        if chains and chains[0].sha256 != sweep.chain.sha256:
+        if models and models[0].sha256 != sweep.chain_sha256:
             raise InputError(
                 f"is of another chain than {sweeps[0][0]}",
                 way_out="Give sweeps of one chain",
                 source=file,
             )
-        chains.append(sweep.chain)
-    return chains[0]
+        models.append(sweep.model)
+    return models[0]
 
 
-def _points_of(file: str, sweep: Sweep, chain: Chain) -> list[_Found]:
+def _points_of(file: str, sweep: Sweep, model: Chain | Profile) -> list[_Found]:
     found = []
     rows = compare_points(sweep.points)
     for row, cells in zip(rows, sweep_table(sweep).rows, strict=True):
-        result = row.point.result(chain, sweep.options)
+        result = row.point.result(model, sweep.options)
         with naming_file(file):
             refuse_invalid(result, str(row.point.cell))
         found.append(_Found(row, sweep.options.batch, cells, result))

@@ -12,21 +12,23 @@ from schedopt.checking import check
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.chains import chain_document
 from schedopt.formats.explaining import build, dump_plain
+from schedopt.formats.profiles import variant_document
 from schedopt.formats.reading import read_document
 from schedopt.formats.results import complete_scope, leave_out_defaults
 from schedopt.formats.writing import to_text
 from schedopt.profile import Profile
 from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
-from schedopt.version import __version__
 
 
 def sweep_to_json(sweep: Sweep) -> str:
     """Return the text of a ``schedopt.sweep/1`` file."""
-    document = dump_plain(sweep, Sweep, exclude={"chain"})
+    document = dump_plain(sweep, Sweep, exclude={"chain", "variants"})
     complete_scope(document["options"]["scope"])
     if sweep.chain is not None:
         document["chain"] = chain_document(sweep.chain)
+    if sweep.variants:
+        document["variants"] = [variant_document(variant) for variant in sweep.variants]
     for point in document["points"]:
         if "pattern" in point:
             leave_out_defaults(point)
@@ -61,7 +63,7 @@ def resume_sweep(path: str | Path, chain: Chain | Profile, options: Options) -> 
     with naming_file(path):
         _check_same(sweep, chain, options)
         _check_plans(sweep, chain)
-    return replace(sweep, points=propagate_monotone(sweep.points), chain=chain, version=__version__)
+    return replace(Sweep.of(chain, options), points=propagate_monotone(sweep.points))
 
 
 def _check_same(sweep: Sweep, chain: Chain | Profile, options: Options) -> None:

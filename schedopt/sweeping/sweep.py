@@ -12,7 +12,7 @@ from schedopt.network import Duplex
 from schedopt.plan import Pattern, Plan
 from schedopt.platform import MOST_GPUS, Platform
 from schedopt.problem import Problem, Scope, training_step
-from schedopt.profile import Profile, of_one_size
+from schedopt.profile import Profile, Variant, of_one_size
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
 from schedopt.stage import Stage
@@ -293,6 +293,8 @@ class Sweep(
         One for each cell, as `schedopt.sweeping.propagate_monotone` leaves them.
     chain : Chain, optional
         What the plans of the points are for. Older files lack it.
+    variants : tuple of Variant
+        The chain in tensor groups, where the sweep is of a profile.
     version : str
         Of schedopt, that wrote it last.
     """
@@ -304,11 +306,13 @@ class Sweep(
     options: Options
     points: tuple[Point, ...] = ()
     chain: Chain | None = None
+    variants: tuple[Variant, ...] = ()
     version: str = ""
 
     def __post_init__(self) -> None:
         as_tuple(self, "points")
-        if self.chain is not None and self.chain.sha256 != self.chain_sha256:
+        as_tuple(self, "variants", Variant)
+        if self.model is not None and self.model.sha256 != self.chain_sha256:
             raise InputError(
                 "does not belong to the chain in the sweep",
                 field="chain_sha256",
@@ -325,15 +329,25 @@ class Sweep(
             seen.add(point.key)
 
     @classmethod
-    def of(cls, chain: Chain, options: Options) -> Sweep:
-        """Return a sweep of a chain, without points."""
+    def of(cls, model: Chain | Profile, options: Options) -> Sweep:
+        """Return a sweep without points, of a profile with micro-batches of one size."""
+        chain, variants = of_one_size(model)
         return cls(
-            chain_name=chain.name,
-            chain_sha256=chain.sha256,
+            chain_name=model.name,
+            chain_sha256=model.sha256,
             options=options,
             chain=chain,
+            variants=variants,
             version=__version__,
         )
+
+    @property
+    def model(self) -> Chain | Profile | None:
+        """What the plans of the points are for; None in older files."""
+        if self.chain is None or not self.variants:
+            return self.chain
+        on_one = Variant(tensor=1, chain=self.chain)
+        return Profile(name=self.chain_name, variants=(on_one, *self.variants))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

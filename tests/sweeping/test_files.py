@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Scope
+from schedopt import Chain, InputError, Layer, Profile, Scope, Variant
 from schedopt.sweeping import Options, Sweep, run_sweep
 from schedopt.sweeping.files import resume_sweep
 from tests.sweeping.helpers import CHAIN, FAST, INFEASIBLE, SLOW, ThreadPool, cells, empty, point
@@ -46,6 +46,17 @@ def test_a_file_of_before_gets_its_chain(sweep: Sweep, tmp_path: Path) -> None:
     replace(sweep, chain=None).save(path)
     assert "chain" not in json.loads(path.read_text())
     assert resume_sweep(path, CHAIN, sweep.options).chain == CHAIN
+
+
+def test_a_sweep_of_a_profile_keeps_its_tensor_groups(tmp_path: Path) -> None:
+    variants = tuple(Variant(tensor=tensor, chain=CHAIN) for tensor in (1, 2))
+    profile = Profile(name="two", variants=variants)
+    path = tmp_path / "sweep.json"
+    Sweep.of(profile, Options()).save(path)
+    assert Sweep.load(path).model == profile
+    assert resume_sweep(path, profile, Options()).model == profile
+    with pytest.raises(InputError, match=r"another chain \(two\)"):
+        resume_sweep(path, CHAIN, Options())
 
 
 def test_a_file_with_another_chain_is_refused(sweep: Sweep, tmp_path: Path) -> None:
