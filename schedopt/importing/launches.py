@@ -12,7 +12,7 @@ from schedopt.errors import InputError
 from schedopt.importing.launch_files.deepspeed_json import Pipeline, read_deepspeed
 from schedopt.importing.launch_files.launch import Launch
 from schedopt.importing.launch_files.megatron_args import read_megatron
-from schedopt.importing.launch_files.steps import lay_out
+from schedopt.importing.launch_files.steps import lay_out, say_assumed
 from schedopt.importing.launch_files.torchtitan_toml import read_torchtitan
 from schedopt.importing.reading import read_file
 from schedopt.platform import Platform
@@ -89,7 +89,8 @@ def import_launch(
             launch = read_torchtitan(text, chain, gpus, path, ignored)
         else:
             launch = read_deepspeed(text, chain, gpus, path, ignored, pipeline)
-    return ImportedLaunch(lay_out(launch, profile, platform), launch, launch.notes)
+    result = lay_out(launch, profile, platform)
+    return ImportedLaunch(result, launch, (*launch.notes, *say_assumed(launch, platform)))
 
 
 @contextmanager

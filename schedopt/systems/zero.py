@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schedopt.plan import Kind, Plan, Transfer
+from schedopt.plan import Plan, Transfer
+from schedopt.stage import Stage
 from schedopt.systems.collectives import (
     AT_ONCE,
     apply_gradients,
@@ -21,6 +22,7 @@ from schedopt.systems.collectives import (
 )
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.data_parallel import course, list_buckets, on_all_gpus, replicated_step
+from schedopt.systems.flush_step import with_recompute
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.steady_state import Name
 
@@ -51,22 +53,35 @@ def parameter(config: SystemConfig) -> Plan:
     gather for the next one, and not further ahead. An operation waits for all that its GPU
     receives and sends on in the gathering, as in a collective. Refused as data parallelism.
     """
+    return gathered_step(config, on_all_gpus(config, list_buckets(config.chain, 1), "parameter"))
+
+
+def gathered_step(config: SystemConfig, stages: Sequence[Stage]) -> Plan:
+    """Return a step of ZeRO-3 on stages that all have the same replicas, and may recompute.
+
+    As `parameter`; weights are gathered for a recompute too.
+    """
     refuse_copies(config.chain)
-    stages = on_all_gpus(config, list_buckets(config.chain, 1), "parameter")
-    scheduler = config.scheduler(config.flush_rule(replicated=True), stages)
-    operations: list[tuple[Kind, int, int]] = [
-        (kind, stage, first)
-        for first in range(0, config.microbatches, len(config.platform.gpus))
-        for kind, stage in course(len(scheduler.stages))
+    scheduler = config.scheduler(config.flush_rule(replicated=True), [*stages])
+    replicas = len(stages[0].gpus)
+    operations = [
+        *with_recompute(
+            stages,
+            (
+                (kind, stage, first)
+                for first in range(0, config.microbatches, replicas)
+                for kind, stage in course(len(stages))
+            ),
+        )
     ]
     gathering: list[list[Transfer]] = []
     for number, operation in enumerate(operations):
         gathering = _gather(scheduler, operation, operations[:number][-2:], gathering)
         kind, stage, first = operation
-        for replica in range(len(config.platform.gpus)):
+        for replica in range(replicas):
             scheduler.run(kind, stage, first + replica, after=_ready(gathering, replica))
     for stage in reversed(range(len(scheduler.stages))):
-        last = last_backwards(stage, len(config.platform.gpus), config.microbatches)
+        last = last_backwards(stage, replicas, config.microbatches)
         apply_gradients(scheduler, stage, last)
     return config.flushed(scheduler)
 
@@ -86,13 +101,15 @@ def _gather(
     """
     kind, stage, first = operation
     replicas = len(scheduler.stages[stage].gpus)
+    again = bool(scheduler.stages[stage].recompute)
+    reading = {"F": 0, "R": 1, "B": 1 + again}[kind]
     steps: list[list[Transfer]] = []
     for step in range(replicas - 1):
         hops = []
         for replica in range(replicas):
             part = (replica - 1 - step - stage) % replicas, replicas
-            item = hop("weights", stage, first + replica, (-1, 0), part, reading=int(kind == "B"))
-            if kind == "B" and not scheduler.length_ns(item):
+            item = hop("weights", stage, first + replica, (-1, 0), part, reading=reading)
+            if reading and not scheduler.length_ns(item):
                 layers = scheduler.stages[stage].layer_range
                 require_time(scheduler, layers, "forward_ns", AT_ONCE)
             if steps:

@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.checking import check
-from schedopt.importing import ImportedLaunch, Pipeline
+from schedopt.importing import ImportedLaunch, Pipeline, import_launch
 from schedopt.importing.launch_files.splitting import balanced, uniform
+from schedopt.systems import zero
+from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
 from tests.importing.launching import layers_of, profile, read, transformer
 from tests.refusals import assert_refused
+from tests.tensor_groups import two_nodes
 
 BATCH = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
 
@@ -100,6 +103,34 @@ def test_zero_without_a_pipeline(tmp_path: Path, stage: int, shard: str) -> None
     assert {one.shard for one in plan.stages} == {shard}
     assert plan.pattern.k == 16
     assert check(found.result) == ()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("count", [1, 2])
+def test_between_nodes_it_goes_round_in_rings(tmp_path: Path, stage: int, count: int) -> None:
+    platform = two_nodes(2, 10**6)
+    chain = transformer(2)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": count,
+        "zero_optimization": {"stage": stage},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    found = import_launch(tmp_path / "ds.json", "deepspeed-json", profile(chain), platform)
+    gpus = len(platform.gpus)
+    system = SystemConfig(chain=chain, platform=platform, microbatches=gpus * count)
+    ring = {2: zero.gradient, 3: zero.parameter}[stage](system)
+    assert found.result.plan is not None
+    assert found.result.plan.pattern.period_total_ns == ring.pattern.period_total_ns
+    assert len(found.notes) == (count > 1)
+    again = config | {"pipeline": {"activation_checkpoint_interval": 1}}
+    (tmp_path / "ds.json").write_text(json.dumps(again))
+    redone = import_launch(tmp_path / "ds.json", "deepspeed-json", profile(chain), platform)
+    assert redone.result.plan is not None
+    assert sum(len(one.recompute) for one in redone.result.plan.stages) == 2
+    kinds = [operation.kind for operation in redone.result.plan.pattern.operations]
+    assert kinds.count("R") == 2 * gpus * count
+    assert check(redone.result) == ()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Final
 
 from schedopt.bounds.load import load_bound
 from schedopt.checking import check
+from schedopt.engine import TITLES
 from schedopt.errors import InputError
 from schedopt.importing.launch_files.launch import Launch
 from schedopt.plan import Plan
@@ -15,11 +16,15 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.profile import Profile
 from schedopt.result import Result
+from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import is_spelled_out, lay_out_step
 from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.stage import Stage
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.data_parallel import list_buckets
 from schedopt.systems.flush_step import Turn
+from schedopt.systems.zero import gathered_step
 from schedopt.version import __version__
 
 SOLVER: Final = "imported"
@@ -184,26 +189,53 @@ def _of_replicas(launch: Launch, rows: tuple[tuple[Turn, ...], ...]) -> Iterator
 def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
     """Return the step of replicas that share gradients or parameters: it runs layer by layer.
 
-    Gradients go home behind each backward. Of the layers the next one's weights are fetched while
-    one runs.
+    The next layer's weights are fetched while one runs. Inside a node everything goes straight
+    home, gradients behind each backward. Between nodes it goes round in rings, gradients once a
+    step, as they do where there is one backward.
     """
-    again = {run for runs in launch.recompute for run in runs}
-    redone = {layer for first, last in again for layer in range(first, last + 1)}
+    redone = {n for runs in launch.recompute for run in runs for n in range(run[0], run[1] + 1)}
     gpus = tuple(range(0, launch.replicas * launch.tensor, launch.tensor))
     stages = [
         Stage(
-            layers=(number, number),
+            layers=(first, last),
             gpus=gpus,
-            recompute=((number, number),) if number in redone else (),
-            shard=launch.shard if layer.has_state else "none",
+            recompute=tuple((n, n) for n in range(first, last + 1) if n in redone),
+            shard=launch.shard,
             tensor=launch.tensor,
         )
-        for number, layer in enumerate(problem.chain.layers)
+        for first, last in list_buckets(problem.chain, 1)
     ]
+    if goes_in_rings(problem.platform) and launch.shard == "parameter":
+        config = SystemConfig(
+            chain=problem.chain,
+            platform=problem.platform,
+            microbatches=launch.replicas * launch.microbatches,
+            variants=problem.variants,
+        )
+        plan = gathered_step(config, stages)
+        return replace(delay_transfers(plan), scope=problem.scope)
     numbers = range(len(stages))
-    ahead = {number: 1 for number in numbers if stages[number].shard == launch.shard}
     row: list[Turn] = []
     for i in range(launch.microbatches):
         row += [("F", stage, i) for stage in numbers]
         row += [("B", stage, i) for stage in reversed(numbers)]
+    once = launch.shard == "gradient" and launch.microbatches == 1
+    ahead = {} if once or goes_in_rings(problem.platform) else dict.fromkeys(numbers, 1)
     return lay_out_turns(problem, stages, _of_replicas(launch, (tuple(row),)), ahead=ahead)
+
+
+def say_assumed(launch: Launch, platform: Platform) -> tuple[str, ...]:
+    """Return in sentences what the engine does otherwise than the plan."""
+    shared = launch.shard in ("gradient", "parameter")
+    if not (shared and launch.microbatches > 1 and goes_in_rings(platform)):
+        return ()
+    return (
+        f"Gradients go round between nodes once a step; {TITLES[launch.engine]} sends them behind "
+        "each backward, which takes less memory and perhaps more time",
+    )
+
+
+def goes_in_rings(platform: Platform) -> bool:
+    """Whether what replicas share goes round in rings: between nodes."""
+    network = platform.network
+    return network is not None and sum(node.gpus > 0 for node in network.nodes) > 1
