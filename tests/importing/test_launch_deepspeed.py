@@ -202,7 +202,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (BATCH | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
      "zero_optimization.offload_optimizer.device", "'cpu': moves what lies on a GPU elsewhere"),
     (BATCH | {"elasticity": {"enabled": True}}, "elasticity.enabled", "chooses the batch"),
-    (BATCH | {"new_thing": 3, "other": {"one": 1}}, "new_thing", "nor of other.one"),
+    (BATCH | {"new_thing": 3, "other": {"one": 1}}, "new_thing", "so may other.one"),
 ]  # fmt: skip
 
 

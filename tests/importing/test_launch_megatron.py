@@ -224,8 +224,8 @@ REFUSED = [
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
     (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
     (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "predict a further token"),
-    (f"{P2} --my-flag 3", "my-flag", "it is not known of it whether it changes the step"),
-    (f"{P2} --my-flag --other x", "my-flag", "or the memory; nor of --other"),
+    (f"{P2} --my-flag 3", "my-flag", "it is unknown here, and may change the step"),
+    (f"{P2} --my-flag --other x", "my-flag", "or the memory; so may --other"),
     (f'{P2} --lr "3', "line 1", "a quote that begins before the end of line 1 never ends"),
 ]  # fmt: skip
 

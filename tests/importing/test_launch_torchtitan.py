@@ -93,6 +93,18 @@ def test_sizes_of_micro_batches_and_passes(tmp_path: Path) -> None:
     assert check(found.result) == ()
 
 
+def test_replicas_with_one_backward_share_the_optimizer_state(tmp_path: Path) -> None:
+    once = "local_batch_size = 1"
+    found = titan(tmp_path, "fsdp_reshard_after_forward = 'never'", training=once)
+    assert found.launch.shard == "optimizer"
+    assert found.result.plan is not None
+    assert found.result.plan.scope.engine == "torchtitan"
+    copies = "data_parallel_replicate_degree = 4; data_parallel_shard_degree = 1"
+    assert titan(tmp_path, copies, training=once).notes == ()
+    twice = titan(tmp_path, copies, training="local_batch_size = 1; global_batch_size = 8")
+    assert twice.notes[0].startswith("Gradients of replicas are added up once a step; torchtitan")
+
+
 @pytest.mark.parametrize(
     ("parallelism", "shard"),
     [
@@ -248,7 +260,7 @@ REFUSED = [
      "parallelism.pipeline_parallel_layers_per_stage", "given together with"),
     (f"{PP} = 4; context_parallel_degree = 2", "parallelism.context_parallel_degree",
      "2: a sequence is shared"),
-    (f"{PP} = 4; new_thing = 2", "parallelism.new_thing", "it is not known of it"),
+    (f"{PP} = 4; new_thing = 2", "parallelism.new_thing", "it is unknown here"),
 ]  # fmt: skip
 
 
@@ -267,7 +279,7 @@ def test_refused(tmp_path: Path, parallelism: str, field: str, rule: str) -> Non
         ("[optimizer]\nearly_step_in_backward = true", "optimizer.early_step_in_backward",
          "updated within the backward"),
         ("[fault_tolerance]\nenable = true", "fault_tolerance.enable", "train on without"),
-        ("[new]\nthing = 1", "new.thing", "it is not known of it"),
+        ("[new]\nthing = 1", "new.thing", "it is unknown here"),
         ("[x", "", "it is no TOML"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from schedopt.chain import Chain
 from schedopt.engine import module_count, recomputable_units
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.launch import Launch, Layers
-from schedopt.importing.launch_files.python_values import Code, read_assignments
+from schedopt.importing.launch_files.python_values import Code, is_python, read_assignments
 from schedopt.importing.launch_files.settings import Settings
 from schedopt.importing.launch_files.splitting import balanced, spans, uniform, units_within
 from schedopt.importing.reading import read_file
@@ -87,7 +87,7 @@ def read_deepspeed(
         As of `read_megatron`.
     """
     values: Mapping[str, Any]
-    if path.suffix == ".py":
+    if is_python(path, text):
         values, pipeline = _read_export(text, path, pipeline)
     else:
         values = _flatten(_parse(text))

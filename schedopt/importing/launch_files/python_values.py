@@ -29,6 +29,11 @@ class Code(str):
         return None
 
 
+def is_python(path: Path, text: str) -> bool:
+    """Whether a file is Python, by its name, or as it begins where ``schedopt export`` wrote it."""
+    return path.suffix == ".py" or text.startswith('"""')
+
+
 def read_assignments(text: str) -> dict[str, Any]:
     """Return what a file assigns to names and attributes, in modules and functions, the last each.
 

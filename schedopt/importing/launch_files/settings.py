@@ -206,10 +206,10 @@ class Settings:
     def _refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         first, *others = unknown
         told = ", ".join(map(self.name, others[:SHOWN])) + (" ..." if len(others) > SHOWN else "")
-        also = f"; nor of {told}" if others else ""
+        also = f"; so may {told}" if others else ""
         self.refuse(
             first,
-            f"it is not known of it whether it changes the step or the memory{also}",
+            f"it is unknown here, and may change the step or the memory{also}",
             self._say_ignore(first, several=bool(others)),
         )
 

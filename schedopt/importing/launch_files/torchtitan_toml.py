@@ -19,7 +19,7 @@ from schedopt.chain import Chain
 from schedopt.engine import recomputable_units
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.launch import Launch, Layers
-from schedopt.importing.launch_files.python_values import Code, read_assignments
+from schedopt.importing.launch_files.python_values import Code, is_python, read_assignments
 from schedopt.importing.launch_files.schedules import (
     FROM_CSV,
     LOOPED,
@@ -84,7 +84,7 @@ def read_torchtitan(
     InputError
         As of `read_megatron`.
     """
-    settings = Settings(_values(text, is_python=path.suffix == ".py"), ignored)
+    settings = Settings(_values(text, is_code=is_python(path, text)), ignored)
     settings.check_ignored()
     ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
     replicas, shard = _replicas(settings, gpus, ranks, tensor)
@@ -94,6 +94,9 @@ def read_torchtitan(
     except InputError as error:
         settings.refuse(PARTS if settings.has(PARTS) else RANKS, error.rule, error.way_out)
     samples, count, passes = _batch(settings, ranks, replicas)
+    if shard == "gradient" and passes == 1:
+        # Of one backward the gradients go round once, as those of a shared optimizer state.
+        shard = "optimizer"
     rows, homes = _rows(settings, path, ranks, len(stages), count)
     if passes > 1:
         turns = engine_order(ranks, len(stages) // ranks, count)
@@ -111,13 +114,22 @@ def read_torchtitan(
         recompute=tuple(_recompute(settings, chain, stages, ranks)),
         rows=rows,
         homes=homes,
-        notes=settings.refuse_others("torchtitan"),
+        notes=(*settings.refuse_others("torchtitan"), *_say_passes(replicas, passes, shard)),
     )
 
 
-def _values(text: str, *, is_python: bool) -> dict[str, Any]:
+def _say_passes(replicas: int, passes: int, shard: Shard) -> Iterator[str]:
+    """Yield what torchtitan does otherwise than the plan where a step has several passes."""
+    if replicas > 1 and passes > 1 and shard in ("none", "optimizer"):
+        yield (
+            "Gradients of replicas are added up once a step; torchtitan does so after each pass of "
+            f"{LOCAL}, which takes more time where it does not hide"
+        )
+
+
+def _values(text: str, *, is_code: bool) -> dict[str, Any]:
     """Return the settings by section and name."""
-    if is_python:
+    if is_code:
         return _python_values(read_assignments(text))
     try:
         document = tomllib.loads(text)
