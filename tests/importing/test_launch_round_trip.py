@@ -18,7 +18,6 @@ from schedopt.problem import training_step, widest_step
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_layout import lay_out_step
 from tests.budgets import trials
-from tests.exporting.engines import grid_plan
 from tests.importing.launching import SOURCES, read_back
 from tests.solvers.test_engine_grids import steps
 
@@ -84,15 +83,3 @@ def test_what_is_exported_is_read_back(engine: Engine, data: st.DataObject) -> N
     assert found.result.plan == plan
     assert found.result.status == "feasible"
     assert check(found.result) == ()
-
-
-@pytest.mark.parametrize("redone", [0, 1])
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_a_grid_of_all_kinds_is_read_back(tmp_path: Path, chunks: int, redone: int) -> None:
-    grid = Grid(ranks=2, chunks=chunks, replicas=2, tensor=2, shard="optimizer", redone=redone)
-    plan = grid_plan("megatron", grid, [0, 4] if chunks == 1 else [0, 2, 4, 6])
-    found = read_back(tmp_path, plan, "megatron")
-    assert found.result.plan == plan
-    launch = found.launch
-    assert (launch.ranks, launch.replicas, launch.tensor) == (2, 2, 2)
-    assert (launch.samples, launch.microbatches, launch.shard) == (1, 4, "optimizer")

@@ -20,11 +20,10 @@ from schedopt.account.reading import gradient_runs
 from schedopt.account.timeline import Timeline
 from schedopt.plan import Operation
 from schedopt.simulation import Simulation, Timing, simulate, usual_micro_batches
-from schedopt.solving.engine_grid import Grid
 from schedopt.systems.catalogue import find_system
+from schedopt.systems.flushes import one_f_one_b
 from tests.budgets import trials
 from tests.examples import EXAMPLES, layer, op, planned, send, stages, timed
-from tests.exporting.engines import grid_plan
 from tests.random_plans import valid_plans
 from tests.sharded_plans import sharded_plans
 from tests.shards import EVERY_PLAN, sharded
@@ -340,9 +339,9 @@ def test_a_step_in_which_one_gpu_ends_before_another_begins_has_no_steady_state(
 
 
 def test_the_usual_step_has_four_micro_batches_for_each_gpu() -> None:
-    grid = Grid(ranks=2, chunks=1, replicas=2, tensor=2)
     assert usual_micro_batches(EXAMPLES["contiguous"]()) == 12
-    assert usual_micro_batches(grid_plan("megatron", grid, [0, 4])) == 8
+    # A training step has those that it was planned for.
+    assert usual_micro_batches(one_f_one_b(equal(2, 5))) == 5
     for build in EXAMPLES.values():
         plan = build()
         assert usual_micro_batches(plan) % (plan.rule.update_every or 1) == 0
