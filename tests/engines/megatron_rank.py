@@ -1,9 +1,11 @@
-"""A rank of Megatron's pipeline schedules on CPUs, which trains the layout of an export."""
+"""A rank of Megatron's pipeline schedules on CPUs, which trains its own GPT as an export says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tests.engines import megatron_arguments, small_decoder
-from tests.engines.packages import load
+from tests.engines.packages import load, quietly
 
 RATE: Final = 0.5
 STEPS: Final = 2
@@ -31,37 +33,39 @@ class OnCpus(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Chunk(nn.Module):
-    """The modules of a stage, as Megatron's schedules meet a model."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], config: Any) -> None:
-        super().__init__()
-        self.stages = nn.ModuleDict(modules)
-        self.config = config
-        self.model_type = load("megatron.core.enums").ModelType.encoder_or_decoder
-        self._input: Tensor | None = None
-
-    def set_input_tensor(self, tensors: Sequence[Tensor | None]) -> None:
-        [self._input] = tensors
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = tokens if self._input is None else self._input
-        for module in self.stages.values():
-            hidden = module(hidden)
-        return hidden
+@contextmanager
+def on_cpus() -> Iterator[None]:
+    """Let Megatron do on CPUs what it does on GPUs; random numbers are the CPU's."""
+    here = torch.device("cpu")
+    random = load("megatron.core.tensor_parallel.random")
+    with ExitStack() as stack:
+        stack.enter_context(OnCpus())
+        for place, name, function in (
+            (torch.cuda, "current_device", lambda: here),
+            (torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state()),
+            (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
+            (random, "_set_cuda_rng_state", lambda *_, **__: None),
+        ):
+            stack.enter_context(patch.object(place, name, function))
+        yield
 
 
 def train(rank: int, text: str, samples: int) -> dict[str, Any]:
-    """Train some steps; return losses, the orders, and the weights by module."""
+    """Train some steps; return losses, orders, weights by name, and the runs of each layer."""
     found = megatron_arguments.parse(text)
     state = load("megatron.core.parallel_state")
-    schedules = load("megatron.core.pipeline_parallel.schedules")
     config = megatron_arguments.configured(
         "transformer",
         found,
         hidden_size=small_decoder.WIDTH,
-        num_attention_heads=1,
+        num_attention_heads=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        masked_softmax_fusion=False,
+        use_cpu_initialization=True,
         pipeline_dtype=torch.float64,
+        # Between CPUs what is on its way must stay where it is.
+        deallocate_pipeline_outputs=False,
         batch_p2p_comm=False,
         # As its script sets it by default where ranks have several stages.
         overlap_p2p_comm="microbatch_group_size_per_vp_stage" in found,
@@ -71,55 +75,99 @@ def train(rank: int, text: str, samples: int) -> dict[str, Any]:
         virtual_pipeline_model_parallel_size=config.virtual_pipeline_model_parallel_size,
     )
     try:
-        chunks = [Chunk(one, config) for one in _stages(rank, config, found["num_layers"])]
-        microbatches = found["global_batch_size"] // found["micro_batch_size"]
-        data = small_decoder.tokens(STEPS, microbatches, samples)
-        optimizer = torch.optim.SGD((p for one in chunks for p in one.parameters()), lr=RATE)
-        losses, orders = [], []
-        for step in data:
-            optimizer.zero_grad()
-            order: list[tuple[str, int, int]] = []
-            own = _run_step(schedules, chunks, step, order)
-            optimizer.step()
-            losses.append(sum(one["loss"] for one in own) / microbatches)
-            orders.append(order)
-        weights = {
-            number: {name: one.detach() for name, one in module.state_dict().items()}
-            for chunk in chunks
-            for number, module in chunk.stages.items()
-        }
-        return {"losses": losses, "orders": orders, "weights": weights}
+        with on_cpus():
+            load("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
+            chunks = [
+                gpt(config, untied="untie_embeddings_and_output_weights" in found, chunk=chunk)
+                for chunk in range(config.virtual_pipeline_model_parallel_size or 1)
+            ]
+            return _train(chunks, found["global_batch_size"] // found["micro_batch_size"], samples)
     finally:
         state.destroy_model_parallel()
 
 
-def _stages(rank: int, config: Any, blocks: int) -> Iterator[dict[str, nn.Module]]:
-    """Yield the modules of each stage of a rank by number, as Megatron's layout says."""
-    kinds = load("megatron.core.transformer.enums").LayerType
-    every = [one.double() for one in small_decoder.modules(blocks)]
-    layout = config.pipeline_model_parallel_layout
-    for chunk, row in enumerate(layout.layout[rank]):
-        numbers = [n + 1 for n in layout.get_layer_id_list(vp_stage=chunk, pp_rank=rank)]
-        if kinds.embedding in row:
-            numbers.insert(0, 0)
-        if kinds.loss in row:
-            numbers.append(len(every) - 1)
-        yield {str(number): every[number] for number in numbers}
+def gpt(config: Any, *, untied: bool, chunk: int) -> Any:
+    """Return what Megatron builds of a stage of this rank; weights follow from their names."""
+    state = load("megatron.core.parallel_state")
+    specs = load("megatron.core.models.gpt.gpt_layer_specs")
+    with quietly():
+        model = (
+            load("megatron.core.models.gpt")
+            .GPTModel(
+                config,
+                specs.get_gpt_layer_local_spec(),
+                vocab_size=small_decoder.TOKENS,
+                max_sequence_length=small_decoder.LENGTH,
+                pre_process=state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+                post_process=state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+                share_embeddings_and_output_weights=not untied,
+                vp_stage=chunk,
+            )
+            .double()
+        )
+    for name, parameter in named(model):
+        made = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=made) / 3)
+    return model
+
+
+def named(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters with the number that their layer has in the whole model."""
+    for name, parameter in model.named_parameters():
+        match = re.match(r"decoder\.layers\.(\d+)\.(.*)", name)
+        if match:
+            layer = model.decoder.layers[int(match[1])]
+            name = f"layers.{layer.layer_number - 1}.{match[2]}"
+        yield name, parameter
+
+
+def _train(chunks: Sequence[Any], microbatches: int, samples: int) -> dict[str, Any]:
+    optimizer = torch.optim.SGD((p for one in chunks for p in one.parameters()), lr=RATE)
+    losses, orders = [], []
+    runs = _count_runs(chunks)
+    for step in small_decoder.tokens(STEPS, microbatches, samples):
+        optimizer.zero_grad()
+        order: list[tuple[str, int, int]] = []
+        own = _run_step(chunks, step, order)
+        optimizer.step()
+        losses.append(sum(one["loss"] for one in own) / microbatches)
+        orders.append(order)
+    weights = {name: one.detach() for chunk in chunks for name, one in named(chunk)}
+    each = {number: count / STEPS / microbatches for number, count in runs.items()}
+    return {"losses": losses, "orders": orders, "weights": weights, "runs": each}
+
+
+def _count_runs(chunks: Sequence[Any]) -> dict[int, int]:
+    """Return counts that go on: how often each layer begins a forward."""
+    counts: dict[int, int] = {}
+
+    def count(layer: Any) -> None:
+        counts[layer.layer_number - 1] += 1
+
+    for chunk in chunks:
+        for layer in chunk.decoder.layers:
+            counts[layer.layer_number - 1] = 0
+            layer.register_forward_pre_hook(lambda layer, *_: count(layer))
+    return counts
 
 
 def _run_step(
-    schedules: Any, chunks: Sequence[Chunk], step: Tensor, order: list[tuple[str, int, int]]
+    chunks: Sequence[Any], step: Tensor, order: list[tuple[str, int, int]]
 ) -> list[dict[str, float]]:
     """Run a step by Megatron's own schedule; note kind, chunk and micro-batch of what it runs."""
+    schedules = load("megatron.core.pipeline_parallel.schedules")
+    length = small_decoder.LENGTH
+    places = torch.arange(length).expand(step.shape[1], length)
+    later = torch.ones(1, 1, length, length).triu(1).bool()
 
-    def forward(source: Iterator[tuple[int, Tensor]], model: Chunk) -> Any:
+    def forward(source: Iterator[tuple[int, Tensor]], model: Any) -> Any:
         i, one = next(source)
         turn = chunks.index(model), i
         order.append(("F", *turn))
-        # Megatron's tensors have the place in the sequence first.
-        output = model(one.t())
+        output = model(one, places, later)
         output.turn = turn
-        return output, partial(_loss, turn, one.flip(-1).t())
+        return output, partial(_loss, turn, one.flip(-1))
 
     def backward(inputs: Any, outputs: Any, *others: Any) -> Any:
         [output] = outputs if isinstance(outputs, list) else [outputs]
@@ -127,11 +175,7 @@ def _run_step(
         return own_backward(inputs, outputs, *others)
 
     own_backward = schedules.backward_step
-    with ExitStack() as stack:
-        stack.enter_context(OnCpus())
-        stack.enter_context(patch.object(schedules, "backward_step", backward))
-        here = torch.device("cpu")
-        stack.enter_context(patch.object(torch.cuda, "current_device", lambda: here))
+    with patch.object(schedules, "backward_step", backward):
         sources = [iter([*enumerate(step)]) for _ in chunks]
         single = len(chunks) == 1
         result: list[dict[str, float]] = schedules.get_forward_backward_func()(
@@ -139,7 +183,7 @@ def _run_step(
             data_iterator=sources[0] if single else sources,
             model=chunks[0] if single else [*chunks],
             num_microbatches=len(step),
-            seq_length=small_decoder.LENGTH,
+            seq_length=length,
             micro_batch_size=step.shape[1],
         )
     return result

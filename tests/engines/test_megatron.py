@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +11,11 @@ from torch.testing import assert_close
 
 from schedopt import Plan
 from schedopt.exporting import find_target
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_grid import ALL, Grid
 from schedopt.stage import Shard
 from schedopt.systems.steps import engine_order
 from tests.budgets import trials
-from tests.engines import megatron_arguments, megatron_rank, small_decoder
+from tests.engines import megatron_arguments, megatron_rank
 from tests.engines.orders import turns_of
 from tests.engines.packages import load, needs
 from tests.exporting.engines import blocks_of, engine_plans, grid_plan
@@ -176,68 +175,11 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int]) -> None:
     assert sorted(ranks.get_ranks("pp")) == sorted(lines)
 
 
-@trials(20)
-@given(grids())
-def test_it_recomputes_our_layers(drawn: tuple[Grid, int]) -> None:
-    grid, count = drawn
-    begins = range(grid.parts)
-    plan = grid_plan("megatron", grid, begins, blocks=8, count=count * grid.replicas)
-    found = megatron_arguments.parse(exported(plan))
-    config = megatron_arguments.configured(
-        "transformer", found, hidden_size=8, num_attention_heads=4, pipeline_dtype="float"
-    )
-    for stage in plan.stages:
-        blocks = blocks_of_grid(plan, stage.first, stage.last)
-        expected = [first - 1 for first, _ in stage.recompute]
-        if grid.redone:
-            assert [blocks[n] for n in recomputed(config, len(blocks))] == expected
-        else:
-            assert not expected
-            assert config.recompute_granularity is None
-
-
-def blocks_of_grid(plan: Plan, first: int, last: int) -> list[int]:
-    """Return the transformer layers of a stage of `grid_plan`: all but the first and last layer."""
-    return [n - 1 for n in range(first, last + 1) if 0 < n < len(plan.chain.layers) - 1]
-
-
-def recomputed(config: Any, count: int) -> list[int]:
-    """Return which layers of a stage Megatron's block of layers recomputes."""
-    module = load("megatron.core.transformer.transformer_block")
-    again: list[bool] = []
-    running: list[bool] = []
-
-    def checkpoint(function: Any, _distribute: bool, *inputs: Any) -> Any:
-        running.append(True)
-        result = function(*inputs)
-        running.pop()
-        return result
-
-    class Layer:
-        def __call__(self, hidden_states: Any, **_: Any) -> tuple[Any, None]:
-            again.append(bool(running))
-            return hidden_states, None
-
-    block = SimpleNamespace(
-        config=config,
-        num_layers_per_pipeline_rank=count,
-        _get_layer=lambda _number: Layer(),
-        layers=[Layer()] * count,
-    )
-    hidden = SimpleNamespace(requires_grad=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.tensor_parallel, "checkpoint", checkpoint)
-        module.TransformerBlock._checkpointed_forward(
-            block, hidden, None, None, None, None, None, None, False
-        )
-    return [number for number, redone in enumerate(again) if redone]
-
-
 CASES = {
     "a stage each": (Grid(ranks=2, chunks=1), [0, 3]),
-    "three ranks": (Grid(ranks=3, chunks=1), [0, 1, 5]),
-    "two stages each": (Grid(ranks=2, chunks=2), [0, 1, 4, 6]),
-    "three of three": (Grid(ranks=3, chunks=2), [0, 1, 2, 4, 5, 7]),
+    "three ranks, recompute": (Grid(ranks=3, chunks=1, redone=ALL), [0, 1, 5]),
+    "two stages each, recompute": (Grid(ranks=2, chunks=2, redone=1), [0, 2, 4, 7]),
+    "three of two": (Grid(ranks=3, chunks=2), [0, 1, 2, 4, 5, 7]),
 }
 BLOCKS, SAMPLES = 6, 3
 
@@ -248,17 +190,21 @@ def test_its_schedules_train_the_plan(name: str, pool: RankPool) -> None:
     count = 2 * grid.ranks
     plan = grid_plan("megatron", grid, begins, blocks=BLOCKS, count=count, samples=SAMPLES)
     ranks = pool.run(megatron_rank.train, grid.ranks, exported(plan), SAMPLES)
-    alone = [one.double() for one in small_decoder.modules(BLOCKS)]
-    data = small_decoder.tokens(megatron_rank.STEPS, count, SAMPLES)
-    losses = small_decoder.train_alone(alone, data, megatron_rank.RATE)
+    single = Grid(ranks=1, chunks=1)
+    whole = grid_plan("megatron", single, [0], blocks=BLOCKS, count=count, samples=SAMPLES)
+    [alone] = pool.run(megatron_rank.train, 1, exported(whole), SAMPLES)
+    assert alone["losses"][-1] < alone["losses"][0]
     # The last stage has the losses.
-    assert_close(ranks[-1]["losses"], losses, rtol=1e-12, atol=0)
-    assert {number for found in ranks for number in found["weights"]} == {
-        str(number) for number in range(len(alone))
-    }
+    assert_close(ranks[-1]["losses"], alone["losses"], rtol=1e-12, atol=0)
+    weights = {name: one for found in ranks for name, one in found["weights"].items()}
+    assert_close(weights, alone["weights"], rtol=1e-10, atol=1e-12)
+    last = len(plan.chain.layers) - 1
     for gpu, found in enumerate(ranks):
-        for number, weights in found["weights"].items():
-            expected = dict(alone[int(number)].state_dict())
-            assert_close(weights, expected, rtol=1e-12, atol=1e-14)
         planned = [(kind, stage // grid.ranks, i) for kind, stage, i in turns_of(plan, gpu)]
         assert found["orders"] == [planned] * megatron_rank.STEPS
+        stages = plan.stages[gpu :: grid.ranks]
+        again = {first - 1 for stage in stages for first, _ in stage.recompute}
+        blocks = {
+            n - 1 for stage in stages for n in range(stage.first, stage.last + 1) if 0 < n < last
+        }
+        assert found["runs"] == {block: 1 + (block in again) for block in blocks}
