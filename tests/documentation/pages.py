@@ -23,7 +23,8 @@ from tests.cli.commands import run
 from tests.importing.files import PIPEDREAM
 
 ROOT: Final = Path(__file__).parents[2]
-FOLDERS: Final = ("", "instances", "results", "schedopt/*", "schedopt", "solvers")
+LEFT_OUT: Final = ("build", "dist", "tests")
+"""Folders without pages, besides hidden ones."""
 LIMITS: Final = {"solve": "1", "compare": "2"}
 """Seconds of commands that do not say how long they may take."""
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -90,8 +91,13 @@ class Page:
 
 def find_pages() -> Mapping[str, Page]:
     """Return all pages by name."""
-    paths = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))]
-    names = sorted(str(path.relative_to(ROOT)) for path in paths)
+    folders = [
+        path
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name not in LEFT_OUT
+    ]
+    paths = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
     return {name: Page(name) for name in names if not name.startswith("schedopt/solvers/")}
 
 
@@ -126,9 +132,9 @@ def _run(typed: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         if name in LIMITS and not {"--help", "--time-limit"} & {*arguments}:
             arguments += ["--time-limit", LIMITS[name]]
         return run(*arguments, folder=folder, quick=False)
-    known = {"torchrun": ["-m", "torch.distributed.run"], "python": []}
+    assert program == "torchrun"
     return subprocess.run(
-        [sys.executable, *known[program], *arguments],
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
