@@ -92,6 +92,7 @@ def run_readme(rank: int, folder: str) -> Any:
     """Return the loss of the lines that the README shows, with a plan of the example."""
     code = next(one for one in examples_in_readme() if "pipeline" in one)
     code = code.replace("plan.json", f"{folder}/example.json")
+    code = code.replace('"state"', f'"{folder}/state"')
     given = train_pipeline.draw(16 * train_pipeline.SIZE, 0)
     space: dict[str, Any] = {"torch": torch, "build": train_pipeline.build, "batch": given}
     exec(compile(code, "README.md", "exec"), space)

@@ -40,8 +40,8 @@ _SENT: Final[Mapping[Tensor, str]] = {
 def make_actions(plan: Plan, microbatches: int) -> Actions:
     """Return what each rank does to run a plan for some micro-batches, with a flush at the end.
 
-    Rank r is the r-th GPU that has a stage. Under the rule *given* each stage is updated once, at
-    the end.
+    Rank r is the r-th GPU that has a stage, of a tensor group its first: the others do the same.
+    Under the rule *given* each stage is updated once, at the end.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def actions_of(step: Simulation) -> Actions:
 
 
 def gpu_ranks(plan: Plan) -> dict[int, int]:
-    """Return the rank of each GPU that has a stage."""
+    """Return the rank of each GPU that has a stage, of a tensor group the first."""
     used = sorted({gpu for stage in plan.stages for gpu in stage.gpus})
     return {gpu: rank for rank, gpu in enumerate(used)}
 
@@ -106,15 +106,7 @@ def sending_end(plan: Plan, event: Event, ranks: Mapping[int, int]) -> Action:
 
 
 def _refuse(plan: Plan) -> None:
-    """Refuse tensor groups, weight halves of other replicas, and replicas that none makes agree."""
-    for number, stage in enumerate(plan.stages):
-        if stage.tensor > 1:
-            raise InputError(
-                f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which are not run "
-                "yet",
-                field=f"stages[{number}].tensor",
-                way_out="Solve with groups of one GPU at most (Scope.tensor)",
-            )
+    """Refuse weight halves of other replicas, and replicas that none makes agree."""
     for number, transfer in enumerate(plan.pattern.transfers):
         if transfer.source_stage is not None:
             raise InputError(

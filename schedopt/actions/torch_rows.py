@@ -6,9 +6,11 @@ recompute of its own, and updates no weights. Nothing here needs torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from schedopt.actions.action import Action
 from schedopt.actions.lists import Actions
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -37,20 +39,61 @@ class Rows:
 
 def make_rows(plan: Plan, actions: Actions) -> Rows:
     """Return the rows of a plan, rank r being the r-th GPU that has a stage; refuse other plans."""
+    for number, stage in enumerate(plan.stages):
+        if len(set(stage.gpus)) > 1 or stage.tensor > 1:
+            raise _refused(
+                f"stages[{number}].gpus",
+                f"stage {number} lies on {len(set(stage.every_gpu))} GPUs, not on one",
+            )
+    return make_lane_rows(plan, actions, range(len(actions.ranks)))
+
+
+def make_lane_rows(
+    plan: Plan,
+    actions: Actions,
+    ranks: Sequence[int],
+    *,
+    kinds: Collection[str] = _RUN,
+    count: int | None = None,
+) -> Rows:
+    """Return the rows of one of the pipelines side by side that a plan has.
+
+    Parameters
+    ----------
+    plan : Plan
+    actions : Actions
+    ranks : sequence of int
+        The ranks of the pipeline: each stage lies on one of them.
+    kinds : collection of str
+        The operations that run.
+    count : int, optional
+        Only the micro-batches below this run. Default: all.
+    """
     _check(plan, actions)
-    micro_batches = _forward_order(plan, actions)
-    numbers = {micro_batch: number for number, micro_batch in enumerate(micro_batches)}
-    ranks = tuple(
+    last = len(plan.stages) - 1
+
+    def runs(action: Action) -> list[int]:
+        return [i for i in action.micro_batches if count is None or i < count]
+
+    lane = [actions.ranks[rank] for rank in ranks]
+    forwards = [
+        i
+        for actions_of_rank in lane
+        for action in actions_of_rank
+        if (action.stage, action.kind) == (last, "F")
+        for i in runs(action)
+    ]
+    numbers = {micro_batch: number for number, micro_batch in enumerate(forwards)}
+    rows = tuple(
         tuple(
-            f"{action.stage}{action.kind}{numbers[micro_batch]}"
-            for action in rank
-            if action.kind in _RUN
-            for micro_batch in action.micro_batches
+            f"{action.stage}{action.kind}{numbers[i]}"
+            for action in actions_of_rank
+            if action.kind in kinds
+            for i in runs(action)
         )
-        for rank in actions.ranks
+        for actions_of_rank in lane
     )
-    stages = tuple(actions.stages(rank) for rank in range(len(ranks)))
-    return Rows(ranks, micro_batches, stages)
+    return Rows(rows, tuple(forwards), tuple(actions.stages(rank) for rank in ranks))
 
 
 def halved_stages(plan: Plan) -> frozenset[int]:
@@ -59,25 +102,7 @@ def halved_stages(plan: Plan) -> frozenset[int]:
     return frozenset(operation.stage for operation in operations if operation.kind == "I")
 
 
-def _forward_order(plan: Plan, actions: Actions) -> tuple[int, ...]:
-    """Return the micro-batches as the last stage runs them."""
-    last = len(plan.stages) - 1
-    return tuple(
-        micro_batch
-        for rank in actions.ranks
-        for action in rank
-        if (action.stage, action.kind) == (last, "F")
-        for micro_batch in action.micro_batches
-    )
-
-
 def _check(plan: Plan, actions: Actions) -> None:
-    for number, stage in enumerate(plan.stages):
-        if len(set(stage.gpus)) > 1:
-            raise _refused(
-                f"stages[{number}].gpus",
-                f"stage {number} lies on {len(set(stage.gpus))} GPUs, not on one",
-            )
     for number in sorted(halved_stages(plan)):
         if plan.stages[number].recompute:
             raise _refused(

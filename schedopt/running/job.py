@@ -89,6 +89,7 @@ class Job:
                 way_out="Give a number above 0, such as 0.1",
             )
         self._check_model()
+        self._check_groups()
         if self.model is not None and self.stretch != 1:
             raise InputError(
                 "given, but a model takes the time that it takes",
@@ -118,6 +119,17 @@ class Job:
                 way_out="Put the function into a module of its own and name that, or take the "
                 "backend logical",
             )
+
+    def _check_groups(self) -> None:
+        """Refuse tensor groups where nothing runs them."""
+        for number, stage in enumerate(self.plan.stages):
+            if stage.tensor > 1:
+                raise InputError(
+                    f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which are not "
+                    "run yet",
+                    field=f"stages[{number}].tensor",
+                    way_out="Train it with schedopt.torch, or solve with groups of one GPU",
+                )
 
     @cached_property
     def simulated(self) -> Simulation:

@@ -13,10 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
+from schedopt.plan import Plan
 from schedopt.profiling import Model, cut_again
+from schedopt.profiling.group_operators import Group
 from schedopt.profiling.pieces import Piece, blaming, same_buffers, try_out
 from schedopt.profiling.split_backward import enter
 from schedopt.profiling.states import own_parameters, tensor_bytes
+from schedopt.profiling.tensor_parallel import split
 from schedopt.units import format_bytes, printable
 
 
@@ -38,8 +41,45 @@ class Boundary:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]]:
+def match_part(model: Model, plan: Plan, group: Group) -> tuple[Model, list[Piece], list[Boundary]]:
+    """Return the part of a model that a GPU of a tensor group has, cut as `match_model` does.
+
+    Raises
+    ------
+    InputError
+        As `match_model`, and if the model cannot be split over so many GPUs.
+    """
+    part = split(model, group) if group.degree > 1 else model
+    return part, *match_model(part, plan.in_group(group.degree), group.degree)
+
+
+def pieces_in_evaluation(model: Model, chain: Chain, pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the layers of a model as they are in evaluation; they share its parameters.
+
+    A graph does what the modules did as it was traced, so it is traced a second time. Others ask
+    their modules.
+
+    Raises
+    ------
+    InputError
+        If the model cannot be cut at the same places then.
+    """
+    if isinstance(model.module, nn.Sequential) or not model.module.training:
+        return list(pieces)
+    modes = [(module, module.training) for module in model.module.modules()]
+    model.module.eval()
+    try:
+        found = _cut_as_planned(model, chain)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return [replace(one, in_place=known.in_place) for one, known in zip(found, pieces, strict=True)]
+
+
+def match_model(model: Model, chain: Chain, tensor: int = 1) -> tuple[list[Piece], list[Boundary]]:
     """Cut a model as that of a chain was cut, and hold names and bytes against the chain.
+
+    In a tensor group of `tensor` GPUs an output may be split, of which the chain has the whole.
 
     The factory in the chain's recipe is never called. Layers come with those known that write over
     their input, and with what each hands on.
@@ -57,7 +97,7 @@ def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]
             way_out="Run synthetic layers, Job(model=None), or keep tied layers together",
         )
     pieces, boundaries = trace_boundaries(_cut_as_planned(model, chain), model.tensors)
-    _check_bytes(chain, pieces, boundaries, model.tensors)
+    _check_bytes(chain, pieces, boundaries, model.tensors, tensor)
     return pieces, boundaries
 
 
@@ -139,7 +179,11 @@ def trace_boundaries(
 
 
 def _check_bytes(
-    chain: Chain, pieces: Sequence[Piece], boundaries: Sequence[Boundary], inputs: dict[str, Tensor]
+    chain: Chain,
+    pieces: Sequence[Piece],
+    boundaries: Sequence[Boundary],
+    inputs: dict[str, Tensor],
+    tensor: int,
 ) -> None:
     """Refuse a model whose parameters, outputs or inputs are not those of the chain."""
     if len(pieces) != len(chain.layers):
@@ -152,7 +196,10 @@ def _check_bytes(
         size = sum(tensor_bytes(parameter) for parameter in owned[position])
         if layer.parameter_bytes is not None:
             figures.append((f"the parameters of {where}", layer.parameter_bytes, size))
-        figures.append((f"the output of {where}", layer.activation_bytes, boundary.bytes))
+        made = boundary.bytes
+        if made * tensor == layer.activation_bytes:
+            made = layer.activation_bytes
+        figures.append((f"the output of {where}", layer.activation_bytes, made))
     for what, planned, found in figures:
         if planned != found:
             raise _other_model(

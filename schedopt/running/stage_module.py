@@ -25,9 +25,9 @@ class StageModule(nn.Module):
 
     It takes what the stage before hands on, if there is one, and the inputs of the model that its
     layers take, by name. Inputs that are not given are those of the micro-batch that is set. What
-    it returns is contiguous, fit to be sent. With `in_halves` the backward is split, and with
+    it returns is contiguous, fit to be sent; with `no_view` it is no view of anything else. With
     `keep_random` layers that are recomputed draw the random numbers that they drew; not where
-    `before` sees to it.
+    `before` sees to it. In evaluation it runs those of `evaluated`, if there are such.
     """
 
     def __init__(
@@ -36,17 +36,22 @@ class StageModule(nn.Module):
         pieces: Sequence[Piece],
         data: Inputs,
         before: Before,
-        in_halves: bool,
+        no_view: bool,
         keep_random: bool = False,
+        evaluated: Sequence[Piece] | None = None,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(piece.module for piece in pieces[stage.first : stage.last + 1])
+        own = slice(stage.first, stage.last + 1)
+        self.layers = nn.ModuleList(piece.module for piece in pieces[own])
+        # Known here, too, so that it follows what becomes of the parameters.
+        self.evaluated_layers = nn.ModuleList(piece.module for piece in (evaluated or [])[own])
         self.micro_batch = 0
+        self._evaluated = pieces if evaluated is None else evaluated
         self._stage = stage
         self._pieces = pieces
         self._data = data
         self._before = before
-        self._in_halves = in_halves
+        self._no_view = no_view
         self._keep_random = keep_random
 
     @property
@@ -71,8 +76,7 @@ class StageModule(nn.Module):
             value = self._checkpoint(layers, run, value) if is_recomputed else run(value)
         assert value is not None
         whole = value.contiguous()
-        # A view cannot be cut off from its graph between the halves.
-        return whole.clone() if self._in_halves and whole._is_view() else whole
+        return whole.clone() if self._no_view and whole._is_view() else whole
 
     def _checkpoint(
         self, layers: range, run: Callable[[Tensor | None], Tensor], value: Tensor | None
@@ -100,8 +104,9 @@ class StageModule(nn.Module):
         self, layers: range, micro_batch: int, given: Mapping[str, Tensor], value: Tensor | None
     ) -> Tensor:
         inputs = {**self._data(micro_batch), **given}
+        pieces = self._pieces if self.training else self._evaluated
         for layer in layers:
-            piece = self._pieces[layer]
+            piece = pieces[layer]
             self._before(layer, micro_batch)
             with blaming(piece.name, "forward"):
                 value = piece.run(value, inputs)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from schedopt.actions import Action, ActionKind, Rows, halved_stages, make_rows
@@ -36,9 +36,18 @@ Around: TypeAlias = Callable[[Action], AbstractContextManager[None]]
 _SUPPORTED: Final = "2.11 to 2.13"
 _USED: Final = (
     (schedules, ("_Action", "_PipelineScheduleRuntime")),
-    (PipelineStage, ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")),
+    (
+        PipelineStage,
+        (
+            "forward_maybe_with_nosync",
+            "forward_one_chunk",
+            "backward_one_chunk",
+            "backward_weight_one_chunk",
+        ),
+    ),
 )
-_USED_OF_RUNTIME: Final = ("_prepare_schedule_with_comms", "step")
+_USED_OF_RUNTIME: Final = ("_prepare_schedule_with_comms", "step", "eval")
+_OF_FORWARDS: Final = ("F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
 _USED_OF_A_STAGE: Final = ("fwd_cache", "bwd_cache")
 
 
@@ -121,12 +130,15 @@ def make_stages(
     boundaries: Sequence[Boundary],
     device: torch.device,
     around: Around,
+    group: dist.ProcessGroup | None = None,
+    shown: Callable[[int, StageModule], nn.Module] = lambda number, module: module,
 ) -> list[PipelineStage]:
     """Return the stages of this rank as the runtime knows them.
 
-    The default process group is there, with a process for each row. The modules are by stage,
-    ascending, on the device; `boundaries` are those of all layers. Refused are a torch without such
-    a runtime, and a process group that sends nothing from the device.
+    The process group, by default that of all, has a process for each row. The modules are by stage,
+    ascending, on the device; `boundaries` are those of all layers, and `shown` gives what the
+    runtime is to know of a stage. Refused are a torch without such a runtime, and a process group
+    that sends nothing from the device.
     """
     for owner, names in _USED:
         _check_names(owner, names)
@@ -142,7 +154,16 @@ def make_stages(
     ends = [boundaries[stage.last] for stage in plan.stages]
     outputs = [end.empty(meta).requires_grad_(end.needs_gradient) for end in ends]
     return [
-        _TorchStage(module, number, outputs, device, rows.micro_batches, around)
+        _TorchStage(
+            module,
+            shown(number, module),
+            number,
+            outputs,
+            device,
+            rows.micro_batches,
+            around,
+            group,
+        )
         for number, module in modules.items()
     ]
 
@@ -165,7 +186,7 @@ def make_schedule(
         }
     )
     # Sets up what all ranks share; the runtime expects it before the first transfer.
-    dist.all_reduce(torch.zeros(1, device=stages[0].device))
+    dist.all_reduce(torch.zeros(1, device=stages[0].device), group=stages[0].group)
     return runtime
 
 
@@ -175,6 +196,21 @@ def run_step(schedule: Any, rows: Rows) -> None:
     nothing = torch.zeros(len(rows.micro_batches))
     with _our_errors(), torch.enable_grad():
         schedule.step(target=nothing, return_outputs=False)
+
+
+def run_forward(schedule: Any, rows: Rows) -> None:
+    """Run the forwards of all micro-batches once, keeping nothing; a layer that fails is named."""
+    nothing = torch.zeros(len(rows.micro_batches))
+    every = schedule.pipeline_order_with_comms
+    schedule.pipeline_order_with_comms = {
+        rank: [action for action in row if action.computation_type in _OF_FORWARDS]
+        for rank, row in every.items()
+    }
+    try:
+        with _our_errors(), torch.no_grad():
+            schedule.eval(target=nothing, return_outputs=False)
+    finally:
+        schedule.pipeline_order_with_comms = every
 
 
 class _TorchStage(PipelineStage):
@@ -187,22 +223,26 @@ class _TorchStage(PipelineStage):
     def __init__(
         self,
         layers: StageModule,
+        shown: nn.Module,
         number: int,
         outputs: Sequence[Tensor],
         device: torch.device,
         micro_batches: Sequence[int],
         around: Around,
+        group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__(
-            layers,
+            shown,
             number,
             len(outputs),
             device,
             input_args=(outputs[number - 1],) if number else (),
             output_args=(outputs[number],),
+            group=group,
         )
         _check_names(self, _USED_OF_A_STAGE)
         self._layers = layers
+        self._dtype = outputs[number].dtype
         self._micro_batches = micro_batches
         self._around = around
 
@@ -211,6 +251,11 @@ class _TorchStage(PipelineStage):
         self._layers.micro_batch = self._micro_batches[fwd_chunk_id]
         with self._around(self._action("F", fwd_chunk_id)):
             return super().forward_one_chunk(fwd_chunk_id, *given, **named)
+
+    def forward_maybe_with_nosync(self, *given: Any, **named: Any) -> Any:
+        """Run the layers; what they return is sent as planned, also where autocast changed it."""
+        made = super().forward_maybe_with_nosync(*given, **named)  # type: ignore[no-untyped-call]
+        return made.to(self._dtype)
 
     def backward_one_chunk(
         self,
@@ -222,7 +267,7 @@ class _TorchStage(PipelineStage):
         """Run B or I."""
         _, received = self.fwd_cache[bwd_chunk_id]
         kind: ActionKind = "B" if full_backward else "I"
-        with self._around(self._action(kind, bwd_chunk_id)), self._blaming():
+        with self._around(self._action(kind, bwd_chunk_id)), self._in_backward():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         # Buffers stay for the next step, and would keep their gradients.
         for value in received:
@@ -234,7 +279,7 @@ class _TorchStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run W."""
-        with self._around(self._action("W", bwd_chunk_id)), self._blaming():
+        with self._around(self._action("W", bwd_chunk_id)), self._in_backward():
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
@@ -245,10 +290,14 @@ class _TorchStage(PipelineStage):
         return Action(self.stage_index, kind, self._micro_batches[number])
 
     @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """Name the layers of the stage, unless one of them was named already."""
+    def _in_backward(self) -> Iterator[None]:
+        """Name the layers of the stage, unless one of them was named already.
+
+        A backward runs in the precision of its forward, whatever autocast is on around both.
+        """
         try:
-            yield
+            with torch.autocast(self.device.type, enabled=False):
+                yield
         except Exception as error:
             if _named(error) is not None:
                 raise

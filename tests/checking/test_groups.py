@@ -146,12 +146,15 @@ def test_a_size_of_groups_that_nothing_is_known_of() -> None:
     assert caught.value.field == "stages[0].tensor"
 
 
-def test_a_plan_with_groups_is_not_run_or_exported_yet() -> None:
-    plan = step(PAIRS, FOUR)
-    with pytest.raises(InputError, match="tensor groups of 2 GPUs, which are not run yet"):
-        make_actions(plan, 4)
+def test_all_of_a_group_do_what_its_first_gpu_does() -> None:
+    actions = make_actions(step(PAIRS, FOUR), 4)
+    assert [len({action.stage for action in rank}) for rank in actions.ranks] == [1, 1, 1]
+    assert "0SEND_F0" in str(actions).splitlines()[0]
+
+
+def test_engines_run_no_groups_of_unequal_size() -> None:
     stages = (replace(PAIRS, gpus=(0,)), FOUR)
-    assert why_not_stages(plan.chain, stages, "deepspeed") == (
+    assert why_not_stages(chain_in_group(1), stages, "deepspeed") == (
         "stage 1 has 4 GPUs in each tensor group, and stage 0 has 2"
     )
 
