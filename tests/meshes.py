@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 10), nn.Linear(10, WIDTH, bias=False)
 
     def forward(self, value: Tensor) -> Tensor:
         taken = self.first(value)
@@ -266,7 +266,7 @@ def refused(act: Callable[[], object]) -> str:
     return "not refused"
 
 
-def steps_of_all_sizes(rank: int, path: str) -> dict[str, Any]:
+def steps_of_all_sizes(rank: int, path: str, fewer: int = 3) -> dict[str, Any]:
     """Return what steps of fewer micro-batches give, steps that add up, and evaluations."""
     pipe = pipeline(build(), Result.load(path), MICROBATCHES)
     told: dict[str, Any] = {"losses": [], "micro_batches": pipe.micro_batches}
@@ -278,7 +278,7 @@ def steps_of_all_sizes(rank: int, path: str) -> dict[str, Any]:
         for one in pipe.parameters():
             one.grad = None
 
-    keep(pipe.step(**draw(0, 3)))
+    keep(pipe.step(**draw(0, fewer)))
     told["fewer"] = parts_of(pipe, gradients=True)
     keep(pipe.eval_step(**draw(1)))
     keep(pipe.eval_step(**draw(2, 2)))
@@ -296,6 +296,7 @@ def steps_of_all_sizes(rank: int, path: str) -> dict[str, Any]:
     told["refused"] = [
         refused(lambda: pipe.step(**draw(5, 2 if rank else 3))),
         refused(lambda: pipe.step(**(draw(5) if rank else {"tokens": torch.zeros(3, 3)}))),
+        refused(lambda: pipe.step(**draw(5, 3))) if fewer == 2 else "",
         refused(lambda: pipe.clip_grad_norm_(0)),
         refused(lambda: pipe.load("/nowhere/at/all")),
     ]

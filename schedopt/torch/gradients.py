@@ -20,18 +20,34 @@ _BUCKET_BYTES: Final = 25 * 2**20
 
 
 @contextmanager
-def summed_over(parameters: Sequence[Tensor], replicas: dist.ProcessGroup) -> Iterator[None]:
-    """Add to gradients what all replicas add to them meanwhile."""
+def kept_apart(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Add what gradients become meanwhile to what they were; torch's runtime may clear them."""
     before = [(one, one.grad) for one in parameters if one.grad is not None]
     for one, _ in before:
         one.grad = None
     try:
         yield
-        _sum([one.grad for one in parameters if one.grad is not None], replicas)
     finally:
         for one, earlier in before:
             assert earlier is not None
             one.grad = earlier if one.grad is None else earlier.add_(one.grad)
+
+
+def sum_over(parameters: Iterable[Tensor], replicas: dist.ProcessGroup) -> None:
+    """Add up gradients over replicas, small ones of one type together."""
+    bucket: list[Tensor] = []
+    for gradient in (one.grad for one in parameters):
+        if gradient is None:
+            continue
+        if bucket and (
+            gradient.dtype != bucket[0].dtype
+            or sum(map(_bytes, bucket)) + _bytes(gradient) > _BUCKET_BYTES
+        ):
+            _sum_bucket(bucket, replicas)
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        _sum_bucket(bucket, replicas)
 
 
 def clip_by_norm(weights: Iterable[Weight], max_norm: float, norm_type: float) -> Tensor:
@@ -70,21 +86,6 @@ def _check_norm(max_norm: float, norm_type: float) -> None:
                 field=name,
                 way_out="Give one, such as 1.0 for max_norm, and 2.0 or inf for norm_type",
             )
-
-
-def _sum(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Add up over a group, small tensors of one type and device together."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and (
-            gradient.dtype != bucket[0].dtype
-            or sum(map(_bytes, bucket)) + _bytes(gradient) > _BUCKET_BYTES
-        ):
-            _sum_bucket(bucket, group)
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        _sum_bucket(bucket, group)
 
 
 def _bytes(tensor: Tensor) -> int:

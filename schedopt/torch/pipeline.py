@@ -28,9 +28,9 @@ from schedopt.running.stage_module import StageModule
 from schedopt.running.torch_runtime import make_schedule, make_stages, run_forward, run_step
 from schedopt.torch.agreement import Agreement
 from schedopt.torch.checkpoints import Owned, load_state, save_state
-from schedopt.torch.gradients import clip_by_norm, summed_over
+from schedopt.torch.gradients import clip_by_norm, kept_apart, sum_over
 from schedopt.torch.mini_batch import MiniBatch
-from schedopt.torch.sharding import as_run, check_shards, free_gathered, shard_stages
+from schedopt.torch.sharding import as_run, check_shards, free_gathered, meets_often, shard_stages
 from schedopt.torch.stages import (
     Factory,
     make_modules,
@@ -74,11 +74,11 @@ def pipeline(
     ranks = gpu_ranks(checked)
     lanes = [[ranks[gpu] for gpu in grid.lane(replica)] for replica in range(grid.replicas)]
     rows = [make_lane_rows(checked, actions, lane) for lane in lanes]
+    check_shards(checked, rows)
     number, place = this_rank(len(grid.processes)), find_device(device)
     _, replica, member = grid.places[number]
     lane = lanes[replica]
     stages = rows[replica].stages[lane.index(ranks[grid.processes[number] - member])]
-    check_shards(checked, stages)
     built = model_of(model)
     mesh = make_mesh(grid, place)
     part, pieces, boundaries = match_part(built, checked, tensor_group(mesh))
@@ -236,14 +236,13 @@ class Pipeline:
             If an input is missing, has another shape than the plan was made for, or a layer fails.
         """
         run = self._load(args, named)
-        whole = [
-            one.tensor for one in self._owned.parameters if not isinstance(one.tensor, DTensor)
-        ]
         replicas = self.mesh[DATA]
         try:
-            adding = summed_over(whole, replicas.get_group()) if replicas.size() > 1 else None
-            with adding or nullcontext():
+            with kept_apart(self.parameters()):
                 run_step(run.schedule, run.rows)
+                if replicas.size() > 1:
+                    whole = (one for one in self.parameters() if not isinstance(one, DTensor))
+                    sum_over(whole, replicas.get_group())
         finally:
             self._batch.clear()
             free_gathered(self._runs.modules.values())
@@ -276,7 +275,8 @@ class Pipeline:
         modes = [(module, module.training) for module in layers.modules()]
         layers.eval()
         try:
-            run_forward(run.schedule, run.rows)
+            with kept_apart(self.parameters()):
+                run_forward(run.schedule, run.rows)
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -366,6 +366,14 @@ class Pipeline:
                 f"{count} micro-batches leave one of {replicas} replicas without",
                 field="step",
                 way_out=f"Give {replicas} or more in a step",
+            )
+        rows = self._runs.of(self._most, self._part_of_mean).rows
+        if count % replicas and any(meets_often(self._runs.plan, each) for each in rows.stages):
+            raise InputError(
+                f"{count} micro-batches are no multiple of {replicas} replicas, which meet at "
+                "each operation",
+                field="step",
+                way_out=f"Give {-(-count // replicas) * replicas} in a step",
             )
         self._count = count
         self._batch.split(count)

@@ -8,7 +8,8 @@ replica has its rows of the parameters on top of the whole ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from schedopt.actions import halved_stages
+from schedopt.actions import Rows, halved_stages
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.running.stage_module import StageModule
@@ -34,17 +35,47 @@ class ByItself(nn.Module):
         return self.layers(*received, **inputs)
 
 
-def check_shards(plan: Plan, stages: Iterable[int]) -> None:
-    """Refuse shards that FSDP does not have."""
-    for number in stages:
-        stage = plan.stages[number]
-        if stage.shard in ("gradient", "parameter") and number in halved_stages(plan):
-            raise InputError(
-                f"stage {number} shares more than the optimizer state, and its backward is split, "
-                "of which FSDP's hooks see nothing",
-                field=f"stages[{number}].shard",
-                way_out="Solve without --split-backward, or shard the optimizer state at most",
+def meets_often(plan: Plan, stages: Collection[int]) -> bool:
+    """Whether the replicas of a process that has these stages meet more than twice in a step.
+
+    Then all of them must run the same operations in the same order.
+    """
+    shards = [plan.stages[number].shard for number in stages]
+    return len(shards) - shards.count("none") > 1 or bool({"gradient", "parameter"} & set(shards))
+
+
+def check_shards(plan: Plan, lanes: Sequence[Rows]) -> None:
+    """Refuse shards that FSDP does not have; `lanes` are the pipelines side by side."""
+    for number in halved_stages(plan):
+        if plan.stages[number].shard in ("gradient", "parameter"):
+            raise _refused(
+                number,
+                "shares more than the optimizer state, and its backward is split, of which FSDP's "
+                "hooks see nothing",
             )
+    for stages in lanes[0].stages:
+        orders = {_order(rows, stages, len(lanes)) for rows in lanes}
+        if len(orders) > 1 and meets_often(plan, stages):
+            raise _refused(
+                stages[0],
+                "is sharded, and its replicas do not run the same in the same order, so that FSDP "
+                "would wait forever",
+            )
+
+
+def _order(rows: Rows, stages: tuple[int, ...], replicas: int) -> tuple[str, ...]:
+    """Return what the rank with these stages runs, by the micro-batches of its replica."""
+    row = rows.ranks[rows.stages.index(stages)]
+    parted = [re.split(r"(?<=[A-Z])", action) for action in row]
+    return tuple(f"{what}{rows.micro_batches[int(i)] // replicas}" for what, i in parted)
+
+
+def _refused(number: int, rule: str) -> InputError:
+    return InputError(
+        f"stage {number} {rule}",
+        field=f"stages[{number}].shard",
+        way_out="Solve with --for torch or --shard none, or run it with schedopt run",
+    )
 
 
 def shard_stages(plan: Plan, modules: Mapping[int, StageModule], replicas: DeviceMesh) -> None:
