@@ -72,7 +72,7 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    from schedopt.solving.replicas.stages import find_fold, read_machine, read_step
+    from schedopt.solving.replicas.stages import find_fold, read_machine, read_step, with_halves
     from schedopt.solving.replicas.step_bound import fits
 
     scope, compilation = problem.scope, COMPILATIONS["replicas"]
@@ -100,8 +100,7 @@ def solve(problem: Problem, run: Run) -> None:
         # Stages anywhere are searched behind them.
         engines_s = SHARE_OF_ENGINES * left
     if step is not None:
-        if not problem.scope.split_backward:
-            _prove(step, run)
+        _prove(with_halves(step), run)
         if fits(step):
             fold = find_fold(problem)
             part = run.fork(run.workers, SHARE)
@@ -253,8 +252,12 @@ def _report_others(search: StepSearch, run: Run, each_s: float) -> None:
 
 def _report_candidate(search: StepSearch, candidate: Candidate, run: Run) -> None:
     """Lay a candidate out and report it; one with too many transfers is left out."""
+    orders = search.candidates.orders(candidate)
     with suppress(TooManyTasks):
-        _report(lay_out(search.step, candidate, search.candidates.orders(candidate)), run)
+        if search.step.problem.scope.split_backward:
+            # What a weight half needs may have no room.
+            _report_valid(lay_out(search.step, candidate, orders, split=True), run)
+        _report(lay_out(search.step, candidate, orders), run)
 
 
 def _refuse_unsupported(problem: Problem) -> None:

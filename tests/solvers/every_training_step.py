@@ -244,10 +244,12 @@ def _least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
     ahead = back = least = 0
     for stage, following in zip(stages, (*stages[1:], stages[-1]), strict=True):
         forward, backward = stage.total("forward_ns"), stage.total("backward_ns")
-        work = count // stage.replicas * (forward + stage.again_ns + backward)
-        least = max(least, ahead + work + max(back, stage.behind_ns(platform)))
+        half = stage.total("backward_input_ns") if problem.scope.split_backward else backward
+        own, again = count // stage.replicas, forward + stage.again_ns
+        least = max(least, ahead + own * (again + backward) + stage.behind_ns(platform))
+        least = max(least, ahead + own * (again + half) + back)
         trip = stage.trip_ns(platform, following)
-        ahead, back = ahead + forward + trip, back + backward + trip
+        ahead, back = ahead + forward + trip, back + half + trip
     return least
 
 
@@ -258,6 +260,7 @@ class _Step:
         self, problem: Problem, stages: Sequence[ReplicatedStage], at_most: int | None
     ) -> None:
         self.platform, self.stages = problem.platform, stages
+        self.split = problem.scope.split_backward
         self.count = problem.scope.microbatches or 1
         self.horizon = self._one_after_the_other() if at_most is None else at_most
         self.model = cp_model.CpModel()
@@ -341,18 +344,30 @@ class _Step:
             if number < numbers[-1]:
                 end = self._send(number + 1, number, i, end)
             stage = self.stages[number]
-            start, done = self._operate(number, i, 2, end)
+            if self.split:
+                start, done, whole = self._split(number, i, end)
+            else:
+                start, done = self._operate(number, i, 2, end)
+                whole = done
             self._hold(number, i, forwards[number][0], done, stage.kept_bytes)
             if any(stage.again) and not stage.layered:
-                begun, whole = self._operate(number, i, 1, forwards[number][1])
-                self.model.add(whole <= start)
+                begun, again = self._operate(number, i, 1, forwards[number][1])
+                self.model.add(again <= start)
                 self._hold(number, i, begun, done, stage.redone_bytes)
-            self.model.add(self.makespan >= done + stage.behind_ns(self.platform))
+            self.model.add(self.makespan >= whole + stage.behind_ns(self.platform))
             for other in self._with_copies(number):
                 behind = self.stages[other].behind_ns(self.platform)
-                self.model.add(self.makespan >= done + self._copy_ns() + behind)
+                self.model.add(self.makespan >= whole + self._copy_ns() + behind)
             end = done
         return forwards[0][0]
+
+    def _split(
+        self, number: int, i: int, behind: cp_model.LinearExprT
+    ) -> tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]:
+        """Return start and end of I, and the end of W, which keep and need nothing in between."""
+        stage, gpu = self.stages[number], self._gpu(number, i)
+        start, done, _ = self._run(stage.total("backward_input_ns"), behind, gpu)
+        return start, done, self._run(stage.total("backward_weight_ns"), done, gpu)[1]
 
     def _with_copies(self, number: int) -> list[int]:
         """Return the other stage that has a copy of what this one has: the first or the last."""
@@ -388,11 +403,12 @@ def training_steps(
     levels: Sequence[Shard] = SHARDS,
     degrees: Sequence[int] = (),
     copied: bool = False,
+    halves: bool = False,
 ) -> Problem:
     """Draw the question for a step of up to so many micro-batches, tight in memory as a rule.
 
     In tensor groups of these sizes layers cost anything else. If `copied` the first and the last
-    layer have copies of tied weights.
+    layer have copies of tied weights. With `halves` backwards may be split.
     """
     number = draw(st.integers(2 if copied else 1, longest))
     layers = draw(st.tuples(*[_layers()] * number))
@@ -406,6 +422,8 @@ def training_steps(
         }
         last_layer = replace(layers[-1], **last)
         chain = replace(chain, layers=(*layers[:-1], last_layer), copied=((0, number - 1),))
+    if halves:
+        chain = replace(chain, layers=tuple(draw(_halved(layer)) for layer in chain.layers))
     variants = tuple(
         Variant(
             tensor=tensor,
@@ -432,9 +450,17 @@ def training_steps(
         recompute=draw(st.booleans()),
         replicas=replicas,
         shard=shard,
+        split_backward=halves,
         tensor=draw(st.sampled_from([None, *degrees])) if degrees else 1,
     )
     return training_step(chain, platform, count, scope, variants)
+
+
+@st.composite
+def _halved(draw: st.DrawFn, layer: Layer) -> Layer:
+    """Draw the halves of a backward, of which the first takes time."""
+    half = draw(st.integers(1, layer.backward_ns))
+    return replace(layer, backward_input_ns=half, backward_weight_ns=layer.backward_ns - half)
 
 
 @st.composite

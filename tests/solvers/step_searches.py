@@ -6,7 +6,7 @@ from schedopt import Problem, Result
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidates
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import read_step
+from schedopt.solving.replicas.stages import read_step, with_halves
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from tests.solvers.asking import ask
@@ -27,7 +27,7 @@ def step_data(problem: Problem) -> StepData:
 
 
 def bound_of(problem: Problem) -> int:
-    return least_makespan(step_data(problem), Run(problem))
+    return least_makespan(with_halves(step_data(problem)), Run(problem))
 
 
 def searched(problem: Problem) -> Candidates:

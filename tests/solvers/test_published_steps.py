@@ -6,20 +6,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
 
 from schedopt import Chain, InputError, Plan, Problem, Result
 from schedopt.bench.hybrid import ask, memory_at
+from schedopt.problem import Allocation
 from schedopt.solvers.published_steps import PIPELINES, WHOLE
 from schedopt.solving import solve_problem
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.stage import SHARDS
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
 from tests.solvers.every_training_step import training_steps
 
+ALLOCATIONS: Final[tuple[Allocation, ...]] = ("contiguous", "general")
 INSTANCES = Path(__file__).parents[2] / "instances"
 
 
@@ -62,3 +66,15 @@ def test_of_shipped_chains(name: str, gpus: int, level: str) -> None:
     problem = ask(chain, gpus, memory_at(chain, gpus, level))
     scope = replace(problem.scope, split_backward=chain.has_halves)
     assert_never_longer(solve_problem(replace(problem, scope=scope), time_limit=20))
+
+
+@trials(60)
+@given(training_steps(levels=SHARDS[:2], most=4))
+def test_stages_anywhere_are_never_longer_than_contiguous_ones(problem: Problem) -> None:
+    contiguous, anywhere = (
+        solve_problem(replace(problem, scope=replace(problem.scope, allocation=way)), time_limit=5)
+        for way in ALLOCATIONS
+    )
+    if contiguous.period is not None:
+        assert anywhere.period is not None
+        assert anywhere.period <= contiguous.period

@@ -106,6 +106,22 @@ def test_copies_add_up_their_gradients_in_a_step(problem: Problem) -> None:
         assert bound <= min(candidate.makespan_ns, plan.pattern.period_total_ns)
 
 
+@trials(300)
+@given(training_steps(levels=SHARDS[:2], halves=True))
+def test_no_step_of_split_backwards_is_below_the_bound(problem: Problem) -> None:
+    problem = in_parts(problem, 12)
+    if not holds(step_data(problem)):
+        return
+    bound, candidates = bound_of(problem), searched(problem)
+    assert least_step(problem, bound - 1) is None
+    for candidate in candidates.best[:2]:
+        orders = candidates.orders(candidate)
+        for split in (False, True):
+            plan, found = check_sent_late(lay_out(candidates.step, candidate, orders, split=split))
+            assert not found or fits(plan, buffers=False)
+            assert bound <= plan.pattern.period_total_ns
+
+
 def test_most_steps_are_the_shortest() -> None:
     """With the search to its end; orders that are not decided count as none."""
     ratios: list[float] = []

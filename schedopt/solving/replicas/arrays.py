@@ -142,7 +142,8 @@ class Costs(NamedTuple):
     `layered`, which is about groups of one GPU, and what is least whatever the groups, before each
     cut: `load`, in GPUs times ns, and `head` and `tail`, the forwards and the backwards, ns.
     `copies` has a row for each two layers with copies of the same weights: both, and how long the
-    gradient of one takes to the other at least, if that lies in another stage, ns.
+    gradient of one takes to the other at least, if that lies in another stage, ns. `rest` is work
+    that no gradient waits for, before each cut, on top of `backward`: see `with_halves`.
     """
 
     tensor: Array
@@ -169,6 +170,7 @@ class Costs(NamedTuple):
     load: Array
     head: Array
     tail: Array
+    rest: Array
     copies: Array
 
 

@@ -27,9 +27,16 @@ KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
 
 
-def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]]) -> Plan:
+def lay_out(
+    step: StepData,
+    candidate: Candidate,
+    orders: Sequence[Sequence[int]],
+    *,
+    split: bool = False,
+) -> Plan:
     """Return the step of a candidate, with every transfer of its collectives.
 
+    With `split` the two halves of a backward follow each other, and gradients go on between them.
     `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
     kind times m, and the micro-batch. In a fold these are those of the first part, and stage after
     stage the GPUs of each part lie in a row.
@@ -53,7 +60,7 @@ def lay_out(step: StepData, candidate: Candidate, orders: Sequence[Sequence[int]
         (kind, stage, code % count)
         for numbers, order in zip(owners, orders, strict=True)
         for code in order
-        for kind, stage in _turns_of(KINDS[code // count], numbers)
+        for kind, stage in _turns_of(KINDS[code // count], numbers, split=split)
     )
     return lay_out_turns(step.problem, stages, turns, ahead=ahead, fold=fold)
 
@@ -78,10 +85,12 @@ def _stages_of(
         yield Stage(layers=(number, number), gpus=gpus, recompute=runs, shard=shard)
 
 
-def _turns_of(kind: Kind, stages: range) -> Iterator[tuple[Kind, int]]:
+def _turns_of(kind: Kind, stages: range, *, split: bool) -> Iterator[tuple[Kind, int]]:
     """Yield what an operation is for the stages of the plan."""
+    kinds: tuple[Kind, ...] = ("I", "W") if split and kind == "B" else (kind,)
     for number in stages if kind == "F" else reversed(stages):
-        yield kind, number
+        for one in kinds:
+            yield one, number
 
 
 def lay_out_turns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -192,6 +193,7 @@ def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], co
         layered=sums[0].layered,
         counts=again[0].counts,
         copies=least_copy_trips(problem, machine, degrees),
+        rest=np.zeros_like(np.stack([one.backward for one in sums])),
         prices=np.stack([one.prices for one in again]),
         lengths=np.stack([one.lengths for one in again]),
         sizes=np.stack([one.sizes for one in again]),
@@ -201,6 +203,38 @@ def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], co
             if name not in shared
         },
         **least,
+    )
+
+
+def with_halves(step: StepData) -> StepData:
+    """Return a step for the bound where backwards may be split.
+
+    Then the gradient of a micro-batch is sent on behind its input half, and the weight half may
+    come at the end. What takes less counts: the whole backward, or the half, or both.
+    """
+    problem = step.problem
+    if not problem.scope.split_backward:
+        return step
+    gpu, least, rest = problem.platform.gpus[0], [], []
+    for tensor in step.costs.tensor:
+        rows = [
+            tuple(
+                gpu.duration_ns(time or 0)
+                for time in (layer.backward_ns, layer.backward_input_ns, layer.backward_weight_ns)
+            )
+            for layer in problem.in_group(int(tensor)).layers
+        ]
+        least.append(_sums(min(whole, half) for whole, half, _ in rows))
+        works = (min(whole, half + other) - min(whole, half) for whole, half, other in rows)
+        rest.append(_sums(works))
+    backward, others = np.stack(least), np.stack(rest)
+    return replace(
+        step,
+        costs=step.costs._replace(
+            backward=backward,
+            rest=others,
+            tail=_sums(np.diff(backward, axis=1).min(axis=0)),
+        ),
     )
 
 

@@ -144,6 +144,7 @@ def extend_bound(
         forward = sums.forward[end] - sums.forward[first]
         backward = sums.backward[end] - sums.backward[first]
         work = forward + backward
+        rest = costs.rest[group, end] - costs.rest[group, first]
         # The gradient of a copy goes to a later stage, which does not wait for less.
         apart = 0
         for copy in range(len(costs.copies)):
@@ -207,13 +208,15 @@ def extend_bound(
                     )
                     span_before = span
                 inner = max(held, work + 2 * trip + e)
-                whole = max(inner + sync, forward + trip + f)
+                ended = max(inner, own * (work + rest))
+                whole = max(ended + sync, forward + trip + f)
                 if ahead + whole > makespan or ahead + inner + back > makespan:
                     continue
                 best[first, used] = min(best[first, used], span)
                 mine = np.searchsorted(counts, replicas)
                 ends[0, mine, first, used] = min(ends[0, mine, first, used], whole)
-                ends[1, mine, first, used] = min(ends[1, mine, first, used], held + sync)
+                alone = max(held, own * (work + rest)) + sync
+                ends[1, mine, first, used] = min(ends[1, mine, first, used], alone)
                 spans[0, mine, first, used] = min(spans[0, mine, first, used], inner)
                 spans[1, mine, first, used] = min(spans[1, mine, first, used], held)
 
