@@ -161,6 +161,17 @@ class TrainingOptions:
         "a variant.",
     ] = None
 
+    def check_groups(self, platform: Platform) -> None:
+        """Refuse tensor groups that no node holds."""
+        network = platform.network
+        most = max(node.gpus for node in network.nodes) if network else len(platform.gpus)
+        if (self.tensor_parallel or 0) > most:
+            raise InputError(
+                f"no node holds a group of {self.tensor_parallel} GPUs",
+                field="--tensor-parallel",
+                way_out=f"Give {most} at most",
+            )
+
     def widen(
         self, scope: Scope, chain: Chain, freedoms: FreedomOptions, usual: int | None = 1
     ) -> Scope:

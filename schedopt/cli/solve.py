@@ -170,9 +170,10 @@ def solve_chain(
             engine=engine,
             **freedoms.fields(usual.memory),
         )
-    with _naming_files(source, fix), naming_options({"tensor": "tensor-parallel"}):
+    with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix):
         stages = fixed.stages if fixed is not None else ()
         scope = training.widen(scope, layers, freedoms, usual.replicas)
+        training.check_groups(platform)
         if profile.degrees == (1,):
             scope = _without_groups(scope, training)
         if training.batch is None:
@@ -318,7 +319,7 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
 
             option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
             raise InputError(error.rule, field=option, way_out=error.way_out) from None
-        file = {"layers": chain, "stages": fix}.get(kind)
+        file = {"layers": chain, "variants": chain, "stages": fix}.get(kind)
         if error.source or file is None:
             raise
         raise error.in_file(str(file)) from None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.explaining import build
-from schedopt.formats.presets import make_preset, names_preset
+from schedopt.formats.presets import PRESETS, make_preset, names_preset
 from schedopt.formats.reading import read_document
 from schedopt.formats.writing import to_text
 from schedopt.network import Duplex, Link, Network, Node, NodeLink, check_name
@@ -146,6 +146,12 @@ def load_platform(path: str | Path) -> Platform:
     """Read a platform from a file, or make the one that a preset names: ``dgx-h100:8``."""
     if names_preset(str(path)) and not Path(path).exists():
         return make_preset(str(path))
+    if str(path) in PRESETS and not Path(path).exists():
+        raise InputError(
+            "does not say how many nodes",
+            way_out=f"Write {path}:1 for one, {path}:4x8 for four of 8 GPUs",
+            source=str(path),
+        )
     document = read_document(path, PLATFORM_FORMAT)
     with naming_file(path):
         return build(TypedPlatform, document).made()

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.kept import Operator, saved_bytes
-from schedopt.importing.reading import Item, as_bytes, as_nanoseconds
+from schedopt.importing.reading import Item, as_bytes
 from schedopt.importing.tables import Line, read_table, whole
 from schedopt.profile import Profile, Variant
 from schedopt.validation import show
@@ -164,8 +164,8 @@ def _parts(lines: Sequence[Line]) -> dict[tuple[int, int], Chain]:
                 layers.append(
                     Layer(
                         name=f"{part}.{number}" if count > 1 else part,
-                        forward_ns=line["forward_ns"].nanoseconds(1),
-                        backward_ns=line["backward_ns"].nanoseconds(1),
+                        forward_ns=whole(line["forward_ns"]),
+                        backward_ns=whole(line["backward_ns"]),
                         activation_bytes=line["output_bytes"].bytes(),
                         saved_bytes=line["activations_shared_bytes"].bytes(),
                         workspace_bytes=workspace,
@@ -239,8 +239,8 @@ def _operator(line: Line, name: str, kept: tuple[int, int]) -> Layer:
     saved, on_top = kept
     return Layer(
         name=name,
-        forward_ns=line["forward_ns"].nanoseconds(1),
-        backward_ns=line["backward_ns"].nanoseconds(1),
+        forward_ns=whole(line["forward_ns"]),
+        backward_ns=whole(line["backward_ns"]),
         activation_bytes=_mebibytes(line["output_mib"]),
         saved_bytes=saved,
         saved_input_bytes=on_top or None,
@@ -333,7 +333,7 @@ def _sailor(
 
 
 def _sailor_layer(number: int, times: tuple[Item, ...], line: Line, samples: int) -> Layer:
-    forward, backward, update = (as_nanoseconds(item.exact(), 1, item.path) for item in times)
+    forward, backward, update = map(whole, times)
     return Layer(
         name=f"layer {number}",
         forward_ns=forward,

@@ -63,6 +63,8 @@ def whole(item: Item, low: int = 0) -> int:
     value = item.exact()
     if value.denominator != 1 or value < low:
         raise InputError(
-            f"{item.value} is not a whole number from {low}", field=item.path, way_out="Give one"
+            f"{item.value} is not a whole number from {low}",
+            field=item.path,
+            way_out="Give one, in the unit that the name of its column ends in",
         )
     return int(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_groups_may_be_forbidden(profile: Path) -> None:
     [
         ((), "variants: micro-batches of 1, 2 and 4 samples. Choose one (--samples 4), or ask"),
         (("--samples", 3), "--samples: there are no micro-batches of 3 samples. Choose 1 or 2 or"),
+        (("--batch", 8, "--tensor-parallel", 8), "no node holds a group of 8 GPUs. Give 4 at most"),
         (("--batch", 3, "--tensor-parallel", 0), "--tensor-parallel: 0 is out of range"),
     ],
 )
@@ -48,6 +50,14 @@ def test_what_is_refused(profile: Path, more: tuple[str | int, ...], message: st
     done = run("solve", "--chain", profile, *MACHINE, *map(str, more))
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+
+
+def test_sizes_that_were_not_measured_on_one_gpu_are_refused(tmp_path: Path) -> None:
+    groups = [variant for variant in PROFILE.variants if variant.tensor > 1]
+    replace(PROFILE, variants=tuple(groups)).save(tmp_path / "groups.json")
+    done = run("solve", "--chain", tmp_path / "groups.json", *MACHINE, "--batch", "8")
+    assert done.returncode == 2
+    assert "groups.json: variants: no variant of" in done.stderr
 
 
 def test_one_size_may_be_asked_for(profile: Path) -> None:

@@ -99,6 +99,7 @@ def test_a_file_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("text", "field", "rule", "way_out"),
     [
         ("dgx-z9:2", "", "there is no preset 'dgx-z9'", "Give one of dgx-a100, dgx-h100"),
+        ("dgx-a100", "", "does not say how many nodes", "Write dgx-a100:1 for one, dgx-a100:4x8"),
         ("l4:0", "nodes", "0 is out of range", "1 to 511"),
         ("l4:600", "nodes", "600 is out of range", "1 to 511"),
         ("l4:2x9", "gpus", "9 is out of range", "1 to 8"),

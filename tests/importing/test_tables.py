@@ -138,6 +138,10 @@ def test_all_degrees_of_piper_are_a_profile(tmp_path: Path) -> None:
         ({"rows": [PARTS["rows"][0][:-1]]}, r"layers.json: rows\[0\]: 12 values for 13 columns"),
         ({"rows": [[*PARTS["rows"][0][:5], -1, *PARTS["rows"][0][6:]]]},
          r"layers.json: rows\[0\].forward_ns: -1 is negative"),
+        ({"rows": [[*PARTS["rows"][0][:5], 0.0015, *PARTS["rows"][0][6:]]]},
+         r"forward_ns: 0.0015 is not a whole number .* in the unit that the name of its column"),
+        ({"rows": [[*PARTS["rows"][0][:5], "12 us", *PARTS["rows"][0][6:]]]},
+         r"forward_ns: '12 us' is not a number"),
         ({"rows": [PARTS["rows"][0], PARTS["rows"][3], PARTS["rows"][4]]}, "layers"),
     ],
 )  # fmt: skip
