@@ -47,6 +47,14 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
             predict=step,
             doubt=plan.doubt,
         )
+        if not plan.on_one_node:
+            yield Prediction(
+                test="b several nodes, passes",
+                row=plan.name,
+                measured=plan.step_ns,
+                predict=partial(_from_some_passes, mist, number, step_ns),
+                doubt=plan.doubt,
+            )
     for plan in mist.plans:
         yield from _of_stages(plan)
 
@@ -94,10 +102,24 @@ def _messages_ns(mist: Mist, plan: MistPlan, share: float) -> list[float]:
     return found
 
 
-def _step_ns(mist: Mist, plan: MistPlan, share: float) -> float:
-    """Return the step from profiles: passes with blocking messages, all-reduces, the optimizer."""
+def _from_some_passes(mist: Mist, number: int, step_ns: Callable[[int, float], float]) -> Predicted:
+    """Predict a step with the passes of the stages that were measured, those of the first node."""
+    plan = mist.plans[number]
+    share = _fit_share(mist, number, step_ns)
+    return Predicted(_step_ns(mist, plan, share, measured=True))
+
+
+def _step_ns(mist: Mist, plan: MistPlan, share: float, *, measured: bool = False) -> float:
+    """Return the step from profiles: passes with blocking messages, all-reduces, the optimizer.
+
+    With passes as measured, where they were.
+    """
     forward = [stage.forward_ns for stage in plan.stages]
     backward = [stage.backward_ns for stage in plan.stages]
+    for stage in range(len(plan.stages)) if measured else ():
+        sums = [plan.mean_of(stage, f"{which}_compute_ns") for which in ("forward", "backward")]
+        if sums[0] and sums[1]:
+            forward[stage], backward[stage] = (each / plan.line["microbatches"] for each in sums)
     passes = blocked_ns(forward, backward, _messages_ns(mist, plan, share))
     step = one_f_one_b_ns(*passes, plan.line["microbatches"])
     reduced = max(mist.all_reduce_ns(plan, stage) for stage in plan.stages)
