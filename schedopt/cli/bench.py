@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.hardness import bench_hardness
@@ -23,6 +25,10 @@ from schedopt.cli.suites import (
     suite_command,
 )
 from schedopt.errors import InputError
+
+if TYPE_CHECKING:
+    from schedopt.bench.records import RecordFile
+    from schedopt.bench.suite import Case
 
 __all__ = [
     "bench_app",
@@ -132,6 +138,39 @@ def bench_piper(
     tables = Tables(data)
     cases = piper_cases(tables)
     run_suite(SUITE, lambda _: [cases], None, output, resume, data=tables.digest)
+
+
+@suite_command("aceso", time_limit="60")
+def bench_aceso(
+    data: Path = SHIPPED / "published",
+    time_limit: float | None = None,
+    workers: int = 2,
+    seed: int = 0,
+    output: Path = RESULTS / "aceso.jsonl",
+    resume: bool = True,
+) -> None:
+    """Hold the published plans of Aceso and Megatron-LM against bounds and plans of ours.
+
+    Each with its own profile, GPUs and batch, from the tables mist/plans.json, ops.json and
+    measurements.json of a folder.
+
+    Examples
+    --------
+    schedopt bench aceso
+
+    schedopt bench aceso --data measured --time-limit 20 -o aceso.jsonl
+    """
+    from schedopt.bench.aceso.suite import SUITE, plan_cases, problem_cases
+    from schedopt.bench.published.tables import Tables
+
+    tables = Tables(data)
+
+    def batches(file: RecordFile) -> Iterator[list[Case]]:
+        yield [*plan_cases(tables)]
+        yield [*problem_cases(tables, file)]
+
+    effort = make_effort(workers, time_limit, seed=seed)
+    run_suite(SUITE, batches, effort, output, resume, data=tables.digest)
 
 
 @suite_command("running")
