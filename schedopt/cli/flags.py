@@ -7,6 +7,7 @@ import sys
 from typing import Final
 
 from schedopt.errors import InputError, SchedoptError
+from schedopt.launcher import tell_torchrun
 from schedopt.proofs import Note, Suggestion, say_suggestions
 
 OPTIONS: Final = {
@@ -59,6 +60,7 @@ def report(error: SchedoptError) -> int:
     """Print an error in one line, and return the exit code: 2 for bad input, 1 for all else."""
     said = with_options(error) if isinstance(error, InputError) else error
     print(f"Error: {said}", file=sys.stderr, flush=True)
+    tell_torchrun(f"Error: {said}")
     return 2 if isinstance(error, InputError) else 1
 
 

@@ -146,7 +146,7 @@ def _cut_as_planned(model: Model, chain: Chain) -> list[Piece]:
             raise
         raise _other_model(
             chain, f"the plan was made for {_typed(chain)}, which was cut elsewhere: {error.rule}"
-        ) from error
+        ) from None
 
 
 def trace_boundaries(

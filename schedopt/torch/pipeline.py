@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from schedopt.actions import Actions, Rows, find_grid, gpu_ranks, make_actions, make_lane_rows
 from schedopt.errors import InputError
+from schedopt.launcher import telling_torchrun
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
 from schedopt.profiling.model import Model
@@ -42,6 +43,7 @@ from schedopt.torch.stages import (
 from schedopt.torch.weights import Place, WholeState, names_in_stages, weights_of
 
 
+@telling_torchrun()
 def pipeline(
     model: Factory, plan: Plan | Result, microbatches: int, *, device: str = "cpu"
 ) -> Pipeline:
@@ -209,6 +211,7 @@ class Pipeline:
             assert isinstance(weight.tensor, nn.Parameter)
             yield weight.name, weight.tensor
 
+    @telling_torchrun()
     def step(self, *args: Tensor, **named: Tensor) -> Tensor | None:
         """Run the forward and the backward of a mini-batch, and add to ``.grad``.
 
@@ -248,6 +251,7 @@ class Pipeline:
             free_gathered(self._runs.modules.values())
         return self._mean_loss()
 
+    @telling_torchrun()
     def eval_step(self, *args: Tensor, **named: Tensor) -> Tensor | None:
         """Run the forward of a mini-batch without gradients, and the model as in evaluation.
 
@@ -286,6 +290,7 @@ class Pipeline:
             free_gathered(self._runs.modules.values())
         return self._mean_loss()
 
+    @telling_torchrun()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their norm over the whole model is `max_norm` at most.
 
@@ -311,6 +316,7 @@ class Pipeline:
         """
         return clip_by_norm(self._owned.parameters, max_norm, norm_type)
 
+    @telling_torchrun()
     def save(
         self, folder: str | PathLike[str], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
@@ -335,6 +341,7 @@ class Pipeline:
         """
         save_state(folder, self._owned, optimizer, self._agreement)
 
+    @telling_torchrun()
     def load(
         self, folder: str | PathLike[str], optimizer: torch.optim.Optimizer | None = None
     ) -> None:

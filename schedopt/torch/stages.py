@@ -16,6 +16,7 @@ from schedopt.actions import gpu_ranks, halved_stages
 from schedopt.checking import check
 from schedopt.errors import InputError
 from schedopt.folding import whole
+from schedopt.launcher import telling_torchrun
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
 from schedopt.profiling.factory import as_model
@@ -30,6 +31,7 @@ Factory: TypeAlias = Model | tuple[Any, ...]
 """What a factory returns: (module, inputs), then perhaps loss, optimizer and data."""
 
 
+@telling_torchrun()
 def split(
     model: Factory, plan: Plan | Result, *, rank: int | None = None, device: str = "cpu"
 ) -> dict[int, StageModule]:
