@@ -30,7 +30,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.result import Result
 from schedopt.running.report import RUN_FORMAT
 from schedopt.solving import Run, solve
-from schedopt.sweeping.sweep import SWEEP_FORMAT
+from schedopt.sweeping.points import SWEEP_FORMAT
 
 OTHERS = frozenset({PLAN_FORMAT, PLATFORM_FORMAT, RUN_FORMAT, SWEEP_FORMAT})
 """Formats of other files in a folder of chains."""

@@ -140,7 +140,7 @@ def _explore(files: Sequence[Path], kind: object, microbatches: int | None) -> E
     from schedopt.reporting.comparison_entries import explore_comparison
     from schedopt.reporting.sweep_entries import explore_sweeps
     from schedopt.sweeping import Sweep
-    from schedopt.sweeping.sweep import SWEEP_FORMAT
+    from schedopt.sweeping.points import SWEEP_FORMAT
 
     if kind == SWEEP_FORMAT:
         with naming_options():

@@ -199,7 +199,7 @@ def _cells(gpus: str, mem: str, bandwidth: str) -> list[Cell]:
 
 def _sizes(text: str) -> list[int]:
     """Return the sizes of one part of ``--mem``: one size, or a range with both ends."""
-    from schedopt.sweeping.sweep import MOST_POINTS
+    from schedopt.sweeping.points import MOST_POINTS
 
     ends = [parse_bytes(part, field="--mem") for part in text.split(":")]
     if len(ends) == 1:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from schedopt.sweeping.front import Row, compare_points
+from schedopt.sweeping.points import Cell, Options, Point, Sweep
 from schedopt.sweeping.pools import ClusterPool, Pool, ProcessPool
 from schedopt.sweeping.propagation import propagate_monotone
 from schedopt.sweeping.running import Outcome, run_sweep
-from schedopt.sweeping.sweep import Cell, Options, Point, Sweep
 
 __all__ = [
     "Cell",

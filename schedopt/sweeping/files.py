@@ -17,8 +17,8 @@ from schedopt.formats.reading import read_document
 from schedopt.formats.results import complete_scope, leave_out_defaults
 from schedopt.formats.writing import to_text
 from schedopt.profile import Profile
+from schedopt.sweeping.points import SWEEP_FORMAT, Options, Sweep
 from schedopt.sweeping.propagation import propagate_monotone
-from schedopt.sweeping.sweep import SWEEP_FORMAT, Options, Sweep
 
 
 def sweep_to_json(sweep: Sweep) -> str:

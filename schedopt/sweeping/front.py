@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from schedopt.sweeping.sweep import Point
+from schedopt.sweeping.points import Point
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from schedopt.drawing.files import (
 )
 from schedopt.drawing.looks import COLOURS
 from schedopt.sweeping.front import Row, compare_points
-from schedopt.sweeping.sweep import Point, Series, Sweep
+from schedopt.sweeping.points import Point, Series, Sweep
 from schedopt.units import counted, format_bandwidth, printable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from schedopt.errors import InvalidPlanError
 from schedopt.result import Status
-from schedopt.sweeping.sweep import Point, Series
+from schedopt.sweeping.points import Point, Series
 
 
 def propagate_monotone(points: Iterable[Point]) -> tuple[Point, ...]:

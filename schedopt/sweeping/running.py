@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile
+from schedopt.sweeping.points import MOST_POINTS, Cell, Point, Sweep
 from schedopt.sweeping.pools import Pool
 from schedopt.sweeping.propagation import best_below, propagate_monotone
 from schedopt.sweeping.queue import Queue
-from schedopt.sweeping.sweep import MOST_POINTS, Cell, Point, Sweep
 from schedopt.sweeping.worker import Task, solve_point
 
 

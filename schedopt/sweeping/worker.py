@@ -11,7 +11,7 @@ from schedopt.chain import Chain
 from schedopt.profile import Profile
 from schedopt.result import Result
 from schedopt.solving import solve_problem
-from schedopt.sweeping.sweep import Cell, Options, Point
+from schedopt.sweeping.points import Cell, Options, Point
 from schedopt.validation import as_ratio
 
 T = TypeVar("T")
