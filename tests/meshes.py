@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +86,17 @@ def build(
     """Return the decoder and the inputs of a micro-batch."""
     torch.manual_seed(seed)
     return Decoder(dropping).to(dtype), draw(0, 1)
+
+
+def build_dying() -> tuple[Any, ...]:
+    """Return the decoder with data of which one rank dies when it is asked for a second step's."""
+
+    def data(number: int) -> dict[str, Tensor]:
+        if number >= MICROBATCHES and os.environ["RANK"] == os.environ.get("DIES"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(number, 1)
+
+    return *build(), None, None, data
 
 
 def draw(step: int, microbatches: int = MICROBATCHES) -> dict[str, Tensor]:

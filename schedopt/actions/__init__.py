@@ -9,6 +9,7 @@ from schedopt.actions.lowering import (
     actions_of,
     gpu_ranks,
     make_actions,
+    process_gpus,
     sending_end,
     sent_bytes,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "make_rows",
     "parse_action",
     "parse_actions",
+    "process_gpus",
     "sending_end",
     "sent_bytes",
     "share_of",

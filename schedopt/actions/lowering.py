@@ -80,6 +80,11 @@ def gpu_ranks(plan: Plan) -> dict[int, int]:
     return {gpu: rank for rank, gpu in enumerate(used)}
 
 
+def process_gpus(plan: Plan) -> tuple[int, ...]:
+    """Return the GPU of each process, ascending: all that have a stage, also of tensor groups."""
+    return tuple(sorted({gpu for stage in plan.stages for gpu in stage.every_gpu}))
+
+
 def sent_bytes(plan: Plan, send: Action) -> int:
     """Return what the transfer of one micro-batch carries, bytes."""
     sent = "V" if send.is_gather else send.kind[-1]

@@ -237,9 +237,7 @@ def _check_memory(report: Report) -> None:
 
 def _print_torchrun(job: Job, nodes: int, port: int) -> None:
     """Print the line that starts this command as each rank, on each of several machines."""
-    from schedopt.actions import gpu_ranks
-
-    ranks = len(gpu_ranks(job.plan))
+    ranks = job.processes
     if nodes < 1 or ranks % nodes:
         raise InputError(
             f"{ranks} ranks cannot be shared evenly by {nodes} machines",

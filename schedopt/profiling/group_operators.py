@@ -7,7 +7,7 @@ and adds their gradients up; `summed` adds up what each has made, and hands on t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Group:
     name: str = ""
 
 
+ALONE: Final = Group(degree=1)
+"""The group of a GPU that has whole layers."""
 PROCESSES: dict[str, Any] = {}
 """The process groups of torch.distributed, by name: an operator takes no other objects."""
 

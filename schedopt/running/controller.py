@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from schedopt.account.timeline import stage_layers
 from schedopt.errors import InputError
 from schedopt.profiling import Model, load_model
+from schedopt.profiling.group_operators import ALONE, Group
 from schedopt.profiling.layer_sweeps import training_mode
 from schedopt.profiling.memory_meter import Meter
 from schedopt.profiling.outline import on_device
@@ -21,7 +22,7 @@ from schedopt.profiling.profiler import out_of_memory
 from schedopt.profiling.states import choose_optimizer, distinct_bytes
 from schedopt.running.backends import Step
 from schedopt.running.job import Job
-from schedopt.running.model_match import Boundary, keep_layers, match_model
+from schedopt.running.model_match import Boundary, keep_layers, match_part
 from schedopt.running.rank import Rank
 from schedopt.running.records import Record, Span
 from schedopt.running.reference import Trained
@@ -110,8 +111,8 @@ class Prepared:
             self.batches.load(step)
 
 
-def prepare(job: Job, device: torch.device) -> Prepared:
-    """Build the model that a job names, and cut it as the plan says.
+def prepare(job: Job, device: torch.device, group: Group = ALONE) -> Prepared:
+    """Build the model that a job names, or the part of it in a tensor group, and cut it as planned.
 
     On the device, or on the host if the whole model does not fit there: see `place_on_device`.
     """
@@ -120,17 +121,17 @@ def prepare(job: Job, device: torch.device) -> Prepared:
     torch.manual_seed(job.seed)
     loaded = load_model(job.model, **job.options)
     try:
-        return _prepare_on(job, loaded, device)
+        return _prepare_on(job, loaded, device, group)
     except InputError as error:
         if device.type == "cpu" or not out_of_memory(error):
             raise
     torch.cuda.empty_cache()
-    return _prepare_on(job, loaded, torch.device("cpu"))
+    return _prepare_on(job, loaded, torch.device("cpu"), group)
 
 
-def _prepare_on(job: Job, loaded: Model, device: torch.device) -> Prepared:
+def _prepare_on(job: Job, loaded: Model, device: torch.device, group: Group) -> Prepared:
     model = on_device(loaded, device)
-    pieces, boundaries = match_model(model, job.plan.chain)
+    part, pieces, boundaries = match_part(model, job.plan, group)
     batches = MicroBatches(model, job.microbatches, job.seed, device)
     work = Workload(
         plan=job.plan,
@@ -140,8 +141,9 @@ def _prepare_on(job: Job, loaded: Model, device: torch.device) -> Prepared:
         optimizer=model.optimizer or choose_optimizer(job.optimizer),
         data=batches,
         before=batches.seed_layer,
-        names=name_parameters(model.module, model.loss),
+        names=name_parameters(part.module, part.loss),
         device=device,
+        group=group,
     )
     return Prepared(work, model, batches)
 
@@ -228,10 +230,10 @@ def run_controller(
     allocated = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     records = [
         Record(
-            rank=rank.number,
+            rank=rank.process,
             host=socket.gethostname(),
             steps=tuple(
-                tuple(span for span in spans if span.rank == rank.number) for _, spans in timed
+                tuple(span for span in spans if span.rank == rank.process) for _, spans in timed
             ),
             zeros_ns=tuple(zero for zero, _ in timed),
             weights_bytes=weights_bytes(rank),

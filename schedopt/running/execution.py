@@ -41,7 +41,7 @@ def execute(job: Job, *, port: int = 0) -> Report:
         If a rank fails.
     """
     torch: Any = require_torch()
-    ranks = len(job.actions.ranks)
+    ranks = job.processes
     load = os.getloadavg()[0]
     if job.backend == "logical":
         try:
@@ -98,7 +98,7 @@ def launch(job: Job, port: int = 0) -> Outcome:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _check_port(port)
-    ranks = len(job.actions.ranks)
+    ranks = job.processes
     directory = _make_directory()
     try:
         (directory / JOB).write_bytes(pickle.dumps((job, sys.path)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from schedopt.account.memory import memory_without_buffers
 from schedopt.account.profile import peak_of
-from schedopt.actions import Action, gpu_ranks, sending_end
+from schedopt.actions import Action, gpu_ranks, process_gpus, sending_end
 from schedopt.plan import Operation, Plan
 from schedopt.running.records import Outcome, Span
 from schedopt.simulation import Event, Simulation
@@ -59,7 +59,7 @@ class Figures:
 def predict(step: Simulation, spans: Sequence[Span] | None = None) -> Figures:
     """Return the figures of a simulated step; `spans` are its `planned_spans`, if known."""
     plan = step.plan
-    gpus = sorted(gpu_ranks(plan))
+    gpus = [plan.first_of_group[gpu] for gpu in process_gpus(plan)]
     needs = memory_without_buffers(step)
     weights: dict[int, list[tuple[int, int | None, int | None]]] = {gpu: [] for gpu in gpus}
     for lying in step.residencies:
@@ -87,17 +87,26 @@ def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Fi
 
 
 def planned_spans(plan: Plan, events: Iterable[Event]) -> list[Span]:
-    """Return what the events of a step are on the ranks."""
+    """Return what the events of a step are on the processes.
+
+    All of a tensor group do the same, and send what they have to that of the other end.
+    """
     ranks = gpu_ranks(plan)
+    numbers = {gpu: number for number, gpu in enumerate(process_gpus(plan))}
     spans = []
     for event in events:
         item = event.item
         if isinstance(item, Operation):
             action = Action(item.stage, item.kind, _number(plan, event), event.count)
-            spans.append(Span(ranks[event.gpu], action, event.start_ns, event.end_ns))
+            first = event.gpu
         elif event.source is not None and event.source != event.gpu:
-            send = sending_end(plan, event, ranks)
-            spans.append(Span(ranks[event.source], send, event.start_ns, event.end_ns))
+            action, first = sending_end(plan, event, ranks), event.source
+        else:
+            continue
+        spans += [
+            Span(numbers[gpu], action, event.start_ns, event.end_ns)
+            for gpu in plan.stages[action.stage].group(first)
+        ]
     return spans
 
 

@@ -123,13 +123,37 @@ class Job:
     def _check_groups(self) -> None:
         """Refuse tensor groups where nothing runs them."""
         for number, stage in enumerate(self.plan.stages):
-            if stage.tensor > 1:
+            if stage.tensor != self.tensor:
                 raise InputError(
-                    f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which are not "
-                    "run yet",
+                    f"stage {number} runs in tensor groups of {stage.tensor} GPUs, and stage 0 in "
+                    f"groups of {self.tensor}: groups of several sizes are not run yet",
                     field=f"stages[{number}].tensor",
-                    way_out="Train it with schedopt.torch, or solve with groups of one GPU",
+                    way_out="Solve with --for torch, or with groups of one size",
                 )
+            if stage.tensor > 1 and (self.model is None or self.backend != "p2p"):
+                how = "synthetic layers" if self.model is None else f"the backend {self.backend}"
+                raise InputError(
+                    f"stage {number} runs in tensor groups of {stage.tensor} GPUs, which {how} "
+                    "cannot",
+                    field=f"stages[{number}].tensor",
+                    way_out="Name the model and take the backend p2p",
+                )
+
+    @property
+    def tensor(self) -> int:
+        """The GPUs of a tensor group, which is one rank."""
+        return self.plan.stages[0].tensor
+
+    @property
+    def processes(self) -> int:
+        """How many run: one for each GPU that has a stage.
+
+        Raises
+        ------
+        InputError
+            As `make_actions`.
+        """
+        return len(self.actions.ranks) * self.tensor
 
     @cached_property
     def simulated(self) -> Simulation:

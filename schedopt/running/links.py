@@ -73,7 +73,7 @@ class ThreadLinks:
         ways: dict[Any, list[tuple[int, Action]]] = {}
         for action in rank.actions:
             for end in action.singles if action.is_transfer else ():
-                peer = rank.work.actions.peer(end)
+                peer = rank.work.process(rank.work.actions.peer(end))
                 way = peer if one_way else (peer, action.is_send)
                 ways.setdefault(way, []).append((peer, end))
         self._running = len(ways)
@@ -153,7 +153,7 @@ class ThreadLinks:
         if tensor is None:
             tensor = torch.zeros_like(self._room(send.other_end))
         dist.send(tensor.cpu().contiguous(), peer)
-        self._spans.append(Span(self._rank.number, send, start, time.monotonic_ns()))
+        self._spans.append(Span(self._rank.process, send, start, time.monotonic_ns()))
 
     def _take(self, receive: Action, tensor: Tensor, since: int) -> None:
         if self._rank.work.device == tensor.device:
@@ -238,7 +238,7 @@ class SyntheticLinks(ThreadLinks):
         due = self._free_ns[peer] = start + self._lasts_ns(send)
         dist.send(torch.tensor([due]), peer)
         sleep_until(due)
-        self._spans.append(Span(self._rank.number, send, start, time.monotonic_ns()))
+        self._spans.append(Span(self._rank.process, send, start, time.monotonic_ns()))
 
 
 class StreamLinks:
@@ -265,7 +265,8 @@ class StreamLinks:
     def reach(self, action: Action) -> None:
         """Start an end of a transfer."""
         for end in action.singles:
-            peer = self._rank.work.actions.peer(end)
+            work = self._rank.work
+            peer = work.process(work.actions.peer(end))
             if end.is_send:
                 tensor = self._exchange.message(end, self._made, self._arrived)
                 if tensor is None:

@@ -124,6 +124,11 @@ class Rank:
     _outgoing: dict[Action, Tensor | None] = field(default_factory=dict)
 
     @property
+    def process(self) -> int:
+        """Which of all processes it is: a rank has one for each GPU of its tensor group."""
+        return self.work.process(self.number)
+
+    @property
     def actions(self) -> tuple[Action, ...]:
         """What it does in a step."""
         return self.work.actions.ranks[self.number]
@@ -162,7 +167,7 @@ class Rank:
                     self._operate(action, micro_batch)
         if self.work.device.type == "cuda":
             torch.cuda.current_stream(self.work.device).synchronize()
-        return Span(self.number, action, start, time.monotonic_ns())
+        return Span(self.process, action, start, time.monotonic_ns())
 
     def take_weights(self, broadcast: Action) -> None:
         """Go on with the weights that came for a mini-batch."""

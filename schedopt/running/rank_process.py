@@ -22,17 +22,23 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from schedopt.actions import gpu_ranks
+from schedopt.actions import process_gpus
 from schedopt.errors import InputError, RankError, SchedoptError
 from schedopt.plan import Plan
 from schedopt.profiling.devices import find_device
 from schedopt.profiling.error_format import format_error
+from schedopt.profiling.group_operators import ALONE, PROCESSES, Group
 from schedopt.running.backends import make_step
 from schedopt.running.controller import place_on_device, prepare, run_controller
 from schedopt.running.job import Job
 from schedopt.running.rank import build_rank
 from schedopt.running.records import FAILURE, JOB, OUTCOME, Failure, LostError, Outcome
-from schedopt.running.reference import compare_with_reference, train_in_one_process
+from schedopt.running.reference import (
+    WHOLE,
+    Split,
+    compare_with_reference,
+    train_in_one_process,
+)
 
 _PAUSE_S: Final = 2
 _PATIENCE: Final = timedelta(minutes=30)
@@ -105,22 +111,28 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
         # Its threads would take memory and time where nobody sees it.
         torch.autograd.set_multithreading_enabled(False)
     dist.init_process_group("cpu:gloo,cuda:nccl" if over_nccl else "gloo", timeout=_PATIENCE)
-    if dist.get_world_size() != len(actions.ranks):
+    if dist.get_world_size() != job.processes:
         raise InputError(
-            f"{dist.get_world_size()} processes were started for {len(actions.ranks)} ranks",
+            f"{dist.get_world_size()} processes were started for {job.processes} ranks",
             field="nproc-per-node",
             way_out="Start one process for each GPU of the plan that has a stage",
         )
     # Factories that draw otherwise than by torch are to draw the same in every rank, too.
     random.seed(job.seed)
     numpy.random.seed(job.seed)  # noqa: NPY002
+    group = _tensor_group(job, number)
+    reference, split = None, WHOLE
     prepared = prepare(job, device)
-    reference = None
     if job.compare and prepared.model is not None and number == 0:
         prepared.load(0)
         reference = train_in_one_process(prepared.model, prepared.work)
-    prepared = place_on_device(prepared, actions.stages(number), device)
-    rank = build_rank(prepared.work, number)
+    if group.degree > 1:
+        whole, prepared = prepared.work, prepare(job, device, group)
+        split = Split.between(whole, prepared.work)
+        del whole
+    own = number // group.degree
+    prepared = place_on_device(prepared, actions.stages(own), device)
+    rank = build_rank(prepared.work, own)
     step = make_step(job, rank, over_nccl)
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -130,7 +142,7 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
     )
     if job.backend == "pytorch":
         records = [replace(record, saved_bytes=None) for record in records]
-    gathered: list[Any] | None = [None] * len(actions.ranks) if number == 0 else None
+    gathered: list[Any] | None = [None] * job.processes if number == 0 else None
     dist.gather_object((records, trained), gathered)
     if gathered is None:
         return None
@@ -139,12 +151,27 @@ def _run_rank(job: Job, number: int, local: int) -> Outcome | None:
         [part for _, trained in gathered for part in trained],
         reference,
         job.plan.rule.is_given,
+        split,
     )
+
+
+def _tensor_group(job: Job, number: int) -> Group:
+    """Return the tensor group of a process; all of them must call it."""
+    degree = job.tensor
+    if degree == 1:
+        return ALONE
+    own = ""
+    for first in range(0, job.processes, degree):
+        name = f"tensor group of processes {first} to {first + degree - 1}"
+        PROCESSES[name] = dist.new_group(range(first, first + degree))
+        if number // degree * degree == first:
+            own = name
+    return Group(degree=degree, rank=number % degree, name=own)
 
 
 def _cap_memory(plan: Plan, number: int, device: torch.device) -> None:
     """Let the rank have no more memory than the plan gives its GPU."""
-    (gpu,) = [gpu for gpu, rank in gpu_ranks(plan).items() if rank == number]
+    gpu = process_gpus(plan)[number]
     total = torch.cuda.get_device_properties(device).total_memory
     share = plan.platform.gpus[gpu].usable_bytes / total
     if share < 1:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,55 @@ class Trained:
                 self.slices[None, piece] = copied
 
 
+@dataclass(frozen=True)
+class Split:
+    """How tensor groups have parts of parameters.
+
+    Parameters
+    ----------
+    degree : int
+        The GPUs of a group.
+    axes : mapping of str to int
+        Along which a parameter is split, by name; others are whole on each GPU.
+    """
+
+    degree: int
+    axes: Mapping[str, int]
+
+    @classmethod
+    def between(cls, whole: Workload, part: Workload) -> Split:
+        """Return how a workload is split that one GPU of a group has a part of."""
+        shapes, parts = _shapes(whole), _shapes(part)
+        axes = {
+            name: next(axis for axis, size in enumerate(shape) if parts[name][axis] < size)
+            for name, shape in shapes.items()
+            if parts[name] != shape
+        }
+        return cls(part.group.degree, axes)
+
+    def part(self, trained: Trained, member: int) -> Trained:
+        """Return what one of a group has of what one process did."""
+
+        def of(name: str, tensor: Tensor) -> Tensor:
+            axis = self.axes.get(name)
+            return tensor if axis is None else tensor.chunk(self.degree, axis)[member]
+
+        return Trained(
+            {(i, name): of(name, one) for (i, name), one in trained.gradients.items()},
+            {name: of(name, one) for name, one in trained.weights.items()},
+        )
+
+
+WHOLE: Final = Split(1, {})
+"""Nothing is split."""
+
+
+def _shapes(work: Workload) -> dict[str, torch.Size]:
+    return {
+        work.names[id(one)]: one.shape for piece in work.pieces for one in piece.module.parameters()
+    }
+
+
 def put_together(parts: Sequence[Trained]) -> list[Trained]:
     """Return what ranks have whole, and behind that what several of them have in slices.
 
@@ -102,10 +151,12 @@ def compare_with_reference(
     trained: Sequence[Trained],
     reference: tuple[Trained, str] | None,
     is_given: bool,
+    split: Split = WHOLE,
 ) -> Outcome:
-    """Return what all ranks measured, compared with what one process did.
+    """Return what all processes measured, compared with what one did.
 
-    `trained` is what the first step did to the weights of each rank, `reference` what
+    `trained` is what the first step did to the weights of each, those of a tensor group one behind
+    the other, `reference` what
     `train_in_one_process` returned: None if nothing is compared. Under a rule that is given weights
     are not updated within a step.
     """
@@ -117,14 +168,20 @@ def compare_with_reference(
             compared_with="",
         )
     alone, how = reference
-    trained = put_together(trained)
+    members = [put_together(trained[member :: split.degree]) for member in range(split.degree)]
     # The square root of the smallest step of the least precise numbers above 1.
     precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
     return Outcome(
         records=tuple(records),
-        gradient_difference=difference([part.gradients for part in trained], alone.gradients),
-        weight_difference=(
-            None if is_given else difference([part.weights for part in trained], alone.weights)
+        gradient_difference=max(
+            difference([part.gradients for part in parts], split.part(alone, member).gradients)
+            for member, parts in enumerate(members)
+        ),
+        weight_difference=None
+        if is_given
+        else max(
+            difference([part.weights for part in parts], split.part(alone, member).weights)
+            for member, parts in enumerate(members)
         ),
         compared_with=how,
         tolerance=math.sqrt(max(precisions, default=0.0)),

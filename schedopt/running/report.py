@@ -11,7 +11,7 @@ from typing import Any, Final
 from schedopt.account.memory import memory_without_buffers
 from schedopt.account.shard_owners import ShardOwners
 from schedopt.account.timeline import Timeline, stage_layers
-from schedopt.actions import gpu_ranks
+from schedopt.actions import process_gpus
 from schedopt.plan import Plan
 from schedopt.running.figures import (
     Figures,
@@ -112,12 +112,13 @@ class Report:
         waits to be read is left out, as in what is predicted and measured.
         """
         needs = memory_without_buffers(Timeline(self.plan))
-        return tuple(needs[gpu].peak_bytes for gpu in self.gpus)
+        firsts = (self.plan.first_of_group[gpu] for gpu in self.gpus)
+        return tuple(needs[gpu].peak_bytes for gpu in firsts)
 
     @property
     def gpus(self) -> list[int]:
         """The GPU of the plan that each rank stands for."""
-        return sorted(gpu_ranks(self.plan))
+        return list(process_gpus(self.plan))
 
     @property
     def over(self) -> list[int]:
@@ -150,7 +151,7 @@ class Report:
         others = []
         owners = ShardOwners(self.plan)
         for stage, found in enumerate(self.optimizer_bytes):
-            layers = [self.plan.chain.layers[layer] for layer in stage_layers(self.plan, stage)]
+            layers = [self.plan.costs.layers[layer] for layer in stage_layers(self.plan, stage)]
             known = [layer.optimizer_bytes for layer in layers if layer.optimizer_bytes is not None]
             total = sum(known)
             planned = max(owners.share(total, stage, gpu) for gpu in self.plan.stages[stage].gpus)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from schedopt.actions import Actions
 from schedopt.plan import Plan
+from schedopt.profiling.group_operators import ALONE, Group
 from schedopt.profiling.pieces import Piece
 from schedopt.running.model_match import Boundary
 from schedopt.running.stage_runtime import Before, Data
@@ -45,6 +46,8 @@ class Workload:
         Copies what a stage hands to another one.
     holding : Holding or None
         What weights take, in bytes and time, where the layers have none.
+    group : Group
+        The tensor group of this process, in which it has a part of each layer.
     """
 
     plan: Plan
@@ -59,6 +62,11 @@ class Workload:
     begin: Callable[[int | None], None] = lambda ready_ns: None
     copy: Callable[[Tensor], Tensor] = torch.clone
     holding: Holding | None = None
+    group: Group = ALONE
+
+    def process(self, rank: int) -> int:
+        """Return the process that has the same part in the tensor group of a rank."""
+        return rank * self.group.degree + self.group.rank
 
     @property
     def update_every(self) -> int:

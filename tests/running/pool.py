@@ -99,7 +99,7 @@ def warm_ranks() -> RankPool:
 
 def execute_warm(job: Job) -> Report:
     """Run a job as `execute` does, on ranks that are there already."""
-    outcome, *_ = warm_ranks().run(_run_job, len(job.actions.ranks), job, in_group=False)
+    outcome, *_ = warm_ranks().run(_run_job, job.processes, job, in_group=False)
     return Report(job, outcome, 0.0)
 
 

@@ -180,7 +180,9 @@ def test_what_a_link_raises_ends_the_rank_though_another_link_waits(
         raise MemoryError(str(receive))
 
     monkeypatch.setattr("schedopt.running.links.dist.send", send)
-    work: Any = SimpleNamespace(actions=make_actions(faulty.plan(), 4), device=torch.device("cpu"))
+    work: Any = SimpleNamespace(
+        actions=make_actions(faulty.plan(), 4), device=torch.device("cpu"), process=int
+    )
     links = ThreadLinks(Rank(1, {}, work), no_room)
     links.offer(Action(1, "SEND_B", 0), torch.zeros(1))
     with pytest.raises(MemoryError):
