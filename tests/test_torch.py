@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schedopt import Chain, InputError, Platform, Result, Scope, check, solve
@@ -120,8 +120,11 @@ def test_the_example_trains(folder: str) -> None:
     first, last = ran(run_example, folder, in_group=False)
     assert first == ""
     losses = [float(one) for one in re.findall(r"^step \d+: loss (\S+)$", last, re.MULTILINE)]
-    assert len(losses) == last.count("\n") == train_pipeline.STEPS
-    assert losses == pytest.approx(trained_unsplit(), abs=0.002)
+    [evaluated] = [
+        float(one) for one in re.findall(r"^evaluation: loss (\S+)$", last, re.MULTILINE)
+    ]
+    assert len(losses) == last.count("\n") - 1 == train_pipeline.STEPS
+    assert [*losses, evaluated] == pytest.approx(trained_unsplit(), abs=0.002)
     # At first any of 256 bytes is as likely as any other: ln 256 = 5.5.
     assert losses[0] > 5
     assert losses[-1] < 0.75 * losses[0]
@@ -136,17 +139,19 @@ def test_the_lines_of_the_readme_train(folder: str) -> None:
 
 
 def trained_unsplit() -> list[float]:
-    """Return the losses of the example where one process trains the whole model."""
+    """Return the losses of the example where one process trains the whole model, and evaluates."""
     model, _ = train_pipeline.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=train_pipeline.RATE)
     told = []
     for step in range(train_pipeline.STEPS):
         loss = model(**train_pipeline.draw(train_pipeline.MICROBATCHES * train_pipeline.SIZE, step))
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), train_pipeline.NORM)
         optimizer.step()
         optimizer.zero_grad()
         told.append(float(loss.detach()))
-    return told
+    count = train_pipeline.MICROBATCHES * train_pipeline.SIZE
+    return [*told, float(model(**train_pipeline.draw(count, train_pipeline.STEPS)).detach())]
 
 
 def test_a_stage_is_a_module_that_takes_inputs_by_name(plans: dict[str, Plan]) -> None:

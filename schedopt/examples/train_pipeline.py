@@ -6,7 +6,14 @@
     schedopt solve --chain chain.json --gpus 2 --mem 1G --allocation contiguous -o plan.json
     torchrun --nproc-per-node 2 -m schedopt.examples.train_pipeline plan.json
 
-On GPUs take ``nccl`` instead of ``gloo``, and give `pipeline` the device of the process.
+Or on a grid of stages with replicas, which share the optimizer state, with a checkpoint at the end
+from which the next run goes on, on this plan or another one::
+
+    schedopt solve --chain chain.json --gpus 4 --mem 1G --for torch --batch 32 -o grid.json
+    torchrun --nproc-per-node 4 -m schedopt.examples.train_pipeline grid.json state
+
+On GPUs take ``nccl`` instead of ``gloo``, and give `pipeline` the device of the process. For less
+precision, put ``torch.autocast`` around `Pipeline.step`.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from schedopt import Result
 from schedopt.torch import pipeline
 
 SIZE, LENGTH, WIDTH, HEADS, BLOCKS = 4, 64, 64, 4, 2
-MICROBATCHES, STEPS, RATE = 8, 15, 3e-3
+MICROBATCHES, STEPS, RATE, NORM = 8, 15, 3e-3, 1.0
 
 
 class Block(nn.Module):
@@ -80,19 +87,29 @@ def draw(samples: int, step: int) -> dict[str, Tensor]:
     return {"tokens": tokens[:, :-1], "following": tokens[:, 1:]}
 
 
-def main(plan: str) -> None:
-    """Train, and print the loss where the last stage lies."""
+def main(plan: str, state: str = "") -> None:
+    """Train, and print the loss where the last stage lies; with `state` go on from there."""
     dist.init_process_group("gloo")
     pipe = pipeline(build(), Result.load(plan), MICROBATCHES)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)
+    if state and Path(state).exists():
+        pipe.load(state, optimizer)
+    # All replicas and tensor groups know the loss, and one is to print it.
+    prints = pipe.mesh["dp"].get_local_rank() == pipe.mesh["tp"].get_local_rank() == 0
     for step in range(STEPS):
         loss = pipe.step(**draw(MICROBATCHES * SIZE, step))
+        pipe.clip_grad_norm_(NORM)
         optimizer.step()
         optimizer.zero_grad()
-        if loss is not None:
+        if loss is not None and prints:
             print(f"step {step}: loss {loss:.3f}", flush=True)
+    loss = pipe.eval_step(**draw(MICROBATCHES * SIZE, STEPS))
+    if loss is not None and prints:
+        print(f"evaluation: loss {loss:.3f}", flush=True)
+    if state:
+        pipe.save(state, optimizer)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
