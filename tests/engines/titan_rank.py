@@ -21,6 +21,9 @@ STEPS: Final = 2
 def train(rank: int, folder: str, blocks: int) -> dict[str, Any]:
     """Train some steps; return losses, the orders, and the weights by name."""
     config = titan_decoder.exported_config(folder)
+    config.parallelism.spmd_backend = "partial_dtensor"
+    config.training.mixed_precision_param = "float32"
+    configs = load("torchtitan.config")
     pipeline = load("torchtitan.distributed.pipeline_parallel")
     dims = load("torchtitan.distributed.parallel_dims")
     world = torch.distributed.get_world_size()
@@ -31,29 +34,31 @@ def train(rank: int, folder: str, blocks: int) -> dict[str, Any]:
     again: dict[str, int] = {}
     model = titan_decoder.decoder(blocks)
 
-    def parallelize(part: nn.Module, *, ac_config: Any, **_: Any) -> nn.Module:
+    def parallelize(part: nn.Module, **options: Any) -> Any:
         count_forwards(part, again)
-        if ac_config is not None:
-            ac_config.build(dump_folder="").apply(part)
-        return part
+        return load("torchtitan.models.llama3").parallelize_llama(part, **options)
 
-    schedule, parts, has_first, has_last = pipeline.pipeline_llm(
-        model,
-        parallel_dims=parallel,
-        training=config.training,
-        parallelism=config.parallelism,
-        compile_config=None,
-        ac_config=config.activation_checkpoint,
-        dump_folder="",
-        device=torch.device("cpu"),
-        model_config=model.config,
-        parallelize_fn=parallelize,
-        loss_fn=lambda outputs, targets: (titan_decoder.loss_of(outputs, targets), None),
-    )
+    # Its parts compute in the precision that is asked for, and there is none above this one.
+    with patch.dict(configs.TORCH_DTYPE_MAP, float32=torch.float64):
+        schedule, parts, has_first, has_last = pipeline.pipeline_llm(
+            model,
+            parallel_dims=parallel,
+            training=config.training,
+            parallelism=config.parallelism,
+            compile_config=configs.CompileConfig(),
+            ac_config=config.activation_checkpoint,
+            dump_folder="",
+            device=torch.device("cpu"),
+            model_config=model.config,
+            parallelize_fn=parallelize,
+            loss_fn=lambda outputs, targets: (titan_decoder.loss_of(outputs, targets), None),
+        )
     optimizer = torch.optim.SGD((p for one in parts for p in one.parameters()), lr=RATE)
     losses, orders = [], []
-    samples = config.training.local_batch_size
-    for step in titan_decoder.tokens(STEPS, samples):
+    samples, total = config.training.local_batch_size, config.training.global_batch_size
+    replica = parallel.get_mesh("batch").get_local_rank() if total > samples else 0
+    for every in titan_decoder.tokens(STEPS, total):
+        step = every[replica * samples :][:samples]
         optimizer.zero_grad()
         order.clear()
         # The first step runs the stages once more, to see the shapes of what they send.
@@ -67,12 +72,12 @@ def train(rank: int, folder: str, blocks: int) -> dict[str, Any]:
         for part in parts:
             for parameter in part.parameters():
                 assert parameter.grad is not None
-                parameter.grad /= samples
+                parameter.grad /= total
         optimizer.step()
         orders.append([*order])
     prefix = "_checkpoint_wrapped_module."
     weights = {
-        name.replace(prefix, ""): one.detach()
+        name.replace(prefix, ""): one.full_tensor() if hasattr(one, "full_tensor") else one
         for part in parts
         for name, one in part.state_dict().items()
     }
