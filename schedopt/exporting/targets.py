@@ -39,9 +39,9 @@ class Target:
 _TABLE: Final = (
     # What one types and what one reads; the module in this room has the name in snake case.
     ("torch-csv", "compute-only rows for torch.distributed.pipelining"),
-    ("torchtitan", "modules of each part, and the rows"),
-    ("megatron", "layout and flags of Megatron-LM"),
-    ("deepspeed", "boundaries and a PipelineModule for DeepSpeed"),
+    ("torchtitan", "a configuration for torchtitan, and the rows"),
+    ("megatron", "arguments of Megatron-LM"),
+    ("deepspeed", "a PipelineModule and a configuration for DeepSpeed"),
     ("perfetto", "a step to scale with memory, for ui.perfetto.dev"),
 )
 

@@ -30,7 +30,8 @@ _SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 _MODULE = '''\
 """A configuration for torchtitan 0.3: {ranks}, {stages}, {microbatches}.
 
-{where} Call `apply` in the function that returns your Trainer.Config.
+{where}
+Call `apply` in the function that returns your Trainer.Config.
 """
 {imports}
 
