@@ -23,6 +23,7 @@ def fill_template(
     template: str,
     script: str,
     *,
+    title: str,
     data: Mapping[str, Any],
     shown: Sequence[Kind | Tensor],
     **parts: str,
@@ -33,6 +34,8 @@ def fill_template(
     ----------
     template, script : str
         Files of this room.
+    title : str
+        HTML.
     data : mapping
         What the script gets, as a JSON document, beside what boxes look like.
     shown : sequence of str
@@ -41,9 +44,14 @@ def fill_template(
         HTML by the name of its place in the template.
     """
     code = "\n".join(["'use strict';", *map(_read, (*SCRIPTS, script))])
-    return Template(_read(template)).substitute(
+    head = Template(_read("head.html")).substitute(
         digest=b64encode(sha256(code.encode()).digest()).decode(),
         style=_read("report.css"),
+        title=title,
+    )
+    return Template(_read(template)).substitute(
+        head=head,
+        title=title,
         script=code,
         data=embedded({**data, **_looks(shown)}),
         timeline=Template(_read("timeline.html")).substitute(legend="\n".join(_legend(shown))),

@@ -205,7 +205,7 @@ def test_a_plan_that_shards_weights_has_lines_that_run_it(plan: Plan) -> None:
 def test_templates_and_scripts_lie_in_the_package() -> None:
     names = {item.name for item in files("schedopt.reporting").iterdir()}
     scripts = {"data.js", "painting.js", "timeline.js", "plan.js", "explorer.js"}
-    assert names >= {"report.html", "explorer.html", "timeline.html", "report.css", *scripts}
+    assert names >= {"head.html", "report.html", "explorer.html", "timeline.html", *scripts}
     for name in scripts:
         script = files("schedopt.reporting").joinpath(name).read_text()
         # Text only: nothing that a file says can become an element.
