@@ -264,6 +264,15 @@ class Network:
         link = None if source == target else self.nodes[one].link
         return () if link is None else (_directed("link", source, target, link),)
 
+    def port_of(self, gpu: int) -> NodeLink | None:
+        """Return the link over which a GPU sends and takes everything; None if there are several.
+
+        It is that of a GPU alone on a node with one link.
+        """
+        node = self.nodes[self.node_of[gpu]]
+        links = [link for link in self.links if node.name in link.between]
+        return links[0] if node.gpus == 1 and len(links) == 1 else None
+
     def is_full_duplex(self, resource: Resource) -> bool:
         """Whether each direction of a link is a resource of its own."""
         kind, one, other = resource

@@ -6,6 +6,8 @@ open one, as in 1F1B* (Beaumont et al. 2021, Algorithm 1). Adding an item is mon
 and memory is monotone in g, so the least (g, load) for each (first layer, GPUs used) decides
 whether T is possible.
 
+Where a GPU has one port, the transfers at both ends of its stage share it (`Ports`).
+
 Where links differ, what lies behind a cut is kept for each GPU before it: the least over the later
 GPUs, with the transfers from one to the other. Cuts that share a link are taken as if they did not,
 so that what is impossible is so in any case; `schedopt.solving.shared_links` finds their patterns.
@@ -39,6 +41,7 @@ from schedopt.interrupts import Stopped, never_stop, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
+from schedopt.solving.ports import Ports
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import EVERY_PERIOD, SparsePattern, StageChain
 from schedopt.stage import Stage
@@ -77,6 +80,9 @@ class ContiguousDP:
         self.links = problem.platform.kinds_of_links
         self.trips = [self._trips(link) for link in self.links]
         self.link_between = self._links_between() if problem.platform.network is not None else None
+        self.ports: Ports | None = None
+        if problem.platform.network is not None and sparse is EVERY_PERIOD:
+            self.ports = Ports(problem.platform, np.min(self.trips, axis=0))
         self.may_cut = np.ones(self.count + 1, dtype=bool)
         for group in problem.chain.same_gpu:
             self.may_cut[group[0] + 1 : group[-1] + 1] = False
@@ -143,7 +149,8 @@ class ContiguousDP:
     def shorten(self, stages: Sequence[Stage], period: int, run: Run) -> int:
         """Return the least period of stages that are possible at one, or one that is near."""
         chain = StageChain(self.problem, stages, sparse=self.sparse)
-        return chain.shorten(period, run) if self.recompute_tables else chain.tighten(period)
+        short = chain.shorten(period, run) if self.recompute_tables else chain.tighten(period)
+        return short if self.ports is None else max(short, self.ports.least_period(stages))
 
     def least_period(self) -> int:
         """Return a bound: the average load and the longest layer, on the fastest GPUs, ns."""
@@ -278,6 +285,11 @@ class ContiguousDP:
             rows = self.kind[low - 1 : high]
             length, caps = length[rows], caps[rows]
         behind = keys[low - 1 : high, ends]
+        if self.ports is not None:
+            # Row q of a table is the q-th GPU from the end.
+            gpus = slice(self.gpus - high, self.gpus - low + 1)
+            full = self.ports.are_full(gpus, first, ends, period)[::-1]
+            behind = np.where(full, NEVER, behind)
         if self.recompute_tables:
             return self._with_recompute(behind, length, first, low, period)
         added: Array = behind + length

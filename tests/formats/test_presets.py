@@ -69,6 +69,18 @@ def test_the_page_has_a_row_for_each() -> None:
     }
 
 
+def test_the_page_has_a_platform_whose_gpus_have_ports(tmp_path: Path) -> None:
+    (text,) = re.findall(r'^    (\{"format".*?\]\})$', PAGE, re.M | re.S)
+    path = tmp_path / "ports.json"
+    path.write_text(text)
+    network = Platform.load(path).network
+    assert network is not None
+    for gpu in range(2):
+        port = network.port_of(gpu)
+        assert port is not None
+        assert (port.bandwidth_bytes_per_s, port.duplex) == (40 * 10**9, "full")
+
+
 def test_nodes_are_linked_by_a_switch() -> None:
     platform = Platform.load("a10g:3x2")
     assert len(platform.gpus) == 6
