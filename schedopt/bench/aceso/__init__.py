@@ -1,0 +1,1 @@
+"""Published plans of Aceso and Megatron-LM against bounds and plans of ours."""
