@@ -95,6 +95,9 @@ def import_profile(
     schedopt import pretrain.sh --from megatron-args --chain profile.json --platform dgx-h100:2 -o
     now.plan.json
 
+    schedopt import job.toml --from torchtitan-toml --chain chain.json --platform dgx-h100:1 -o
+    now.plan.json
+
     schedopt import ds.json --from deepspeed-json --chain chain.json --gpus 8 --mem 40G --stages 4
     -o now.plan.json
     """

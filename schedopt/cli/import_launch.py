@@ -205,11 +205,11 @@ def _document(found: ImportedLaunch) -> dict[str, Any]:
     assert plan is not None
     needs = [need.reading(plan.scope.memory) for need in memory(plan)]
     over = [need - gpu.usable_bytes for need, gpu in zip(needs, plan.platform.gpus, strict=True)]
-    bound = result.lower_bound
+    bound = None if result.lower_bound is None else result.lower_bound * plan.pattern.k
     return {
         "engine": launch.engine,
         "step_ns": plan.pattern.period_total_ns,
-        "bound_exact": None if bound is None else [bound.numerator, bound.denominator],
+        "step_bound_exact": None if bound is None else [bound.numerator, bound.denominator],
         "microbatches": plan.pattern.k,
         "samples": plan.pattern.k * plan.chain.samples,
         "stages": [list(stage) for stage in launch.stages],

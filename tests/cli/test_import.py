@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,8 @@ def test_what_does_not_fit_is_written_and_told(tmp_path: Path, launch: Path) -> 
     assert document["memory_bytes"] == needs
     assert (document["binding_gpu"], document["over_bytes"]) == (worst, needs[worst] - 10**9)
     assert (document["fits"], document["engine"]) == (False, "megatron")
+    assert loaded.lower_bound is not None
+    assert Fraction(*document["step_bound_exact"]) == 16 * loaded.lower_bound
 
 
 def test_options_of_deepspeed(tmp_path: Path) -> None:

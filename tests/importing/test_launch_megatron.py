@@ -160,6 +160,11 @@ def test_ignored_flags_are_left_out(tmp_path: Path) -> None:
     text = "--pipeline-model-parallel-size 4 --my-flag 3 --recompute-granularity selective"
     ignored = ("--my-flag", "recompute-granularity")
     assert megatron(tmp_path, text, ignored=ignored).result.plan is not None
+    for name, rule in (
+        ("--other", "'--other' is not in the file"),
+        ("context-parallel-size", "'context-parallel-size' says how many GPUs or samples"),
+    ):
+        assert_refused(partial(megatron, tmp_path, text, ignored=(name,)), "ignore", rule)
 
 
 P2 = "--pipeline-model-parallel-size 2"

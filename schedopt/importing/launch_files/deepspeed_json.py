@@ -31,6 +31,7 @@ COUNT: Final = "gradient_accumulation_steps"
 ZERO: Final = "zero_optimization.stage"
 STAGES: Final = "pipeline.stages"
 INTERVAL: Final = "pipeline.activation_checkpoint_interval"
+SEQUENCE: Final = "sequence_parallel_size"
 AUTO_TENSOR: Final = "tensor_parallel.autotp_size"
 LEVELS: Final[tuple[Shard, ...]] = ("none", "optimizer", "gradient", "parameter")
 
@@ -92,7 +93,7 @@ def read_deepspeed(
     else:
         values = _flatten(_parse(text))
     settings, pipeline = Settings(values, ignored), pipeline or Pipeline()
-    settings.check_ignored()
+    settings.check_ignored((BATCH, SIZE, COUNT, STAGES, AUTO_TENSOR, SEQUENCE))
     ranks, tensor = _ranks(settings, pipeline), _tensor(settings, pipeline)
     replicas, rest = divmod(gpus, ranks * tensor)
     if rest or not replicas:

@@ -24,6 +24,9 @@ from schedopt.transformer_blocks import find_blocks
 LAYOUT: Final = "pipeline-model-parallel-layout"
 RANKS: Final = "pipeline-model-parallel-size"
 TENSOR: Final = "tensor-model-parallel-size"
+CONTEXT: Final = "context-parallel-size"
+SIZE: Final = "micro-batch-size"
+BATCH: Final = "global-batch-size"
 IN_CHUNK: Final = "num-layers-per-virtual-pipeline-stage"
 CHUNKS: Final = "num-virtual-stages-per-pipeline-rank"
 FIRST: Final = "decoder-first-pipeline-num-layers"
@@ -60,7 +63,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         change the step or the memory in a way that a plan cannot.
     """
     settings = Settings(read_flags(text, SWITCHES), ignored, prefix="--")
-    settings.check_ignored()
+    settings.check_ignored((RANKS, TENSOR, CONTEXT, SIZE, BATCH))
     ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
     replicas = _replicas(settings, gpus, ranks, tensor)
     _check_model(settings, chain)
@@ -71,7 +74,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         if error.field:
             raise
         settings.refuse(LAYOUT if settings.has(LAYOUT) else RANKS, error.rule, error.way_out)
-    samples = settings.whole("micro-batch-size")
+    samples = settings.whole(SIZE)
     count = _microbatches(settings, samples, replicas, ranks, len(stages))
     recompute = _recompute(settings, chain, stages)
     shared = settings.flag(SHARED) and replicas > 1
@@ -216,11 +219,11 @@ def _count_chunks(settings: Settings, ranks: int, sizes: Sequence[int]) -> int:
 
 def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, stages: int) -> int:
     """Return the micro-batches of a step for each replica."""
-    batch = settings.whole("global-batch-size", samples * replicas)
+    batch = settings.whole(BATCH, samples * replicas)
     count, rest = divmod(batch, samples * replicas)
     if rest:
         settings.refuse(
-            "global-batch-size",
+            BATCH,
             f"{batch} samples are no multiple of {samples} in a micro-batch for each of "
             f"{replicas} replicas",
             f"Give {max(1, count) * samples * replicas} or another multiple",
@@ -231,7 +234,7 @@ def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, s
     if count % ranks:
         below = count // ranks * ranks
         settings.refuse(
-            "global-batch-size",
+            BATCH,
             f"{count} micro-batches for each replica are no multiple of {ranks} ranks, whose "
             "virtual stages take turns in groups of as many",
             f"Give {(below or ranks) * samples * replicas}, or leave virtual stages out",

@@ -224,10 +224,19 @@ class Settings:
             f"measured, say --ignore {key}{each}"
         )
 
-    def check_ignored(self) -> None:
-        """Refuse names to leave out that the file does not have."""
+    def check_ignored(self, needed: Collection[str]) -> None:
+        """Refuse names to leave out that the file does not have, or without which it says nothing.
+
+        `needed` are the latter: what says how many GPUs do what, and the batch.
+        """
         for name in self.ignored:
             own = name.removeprefix(self.prefix or "--")
+            if any(own in (key, key.rpartition(".")[2]) for key in needed):
+                raise InputError(
+                    f"{show(name)} says how many GPUs or samples there are, and is not left out",
+                    field="ignore",
+                    way_out="Change it in the file",
+                )
             if not any(own in (key, key.rpartition(".")[2]) for key in self.values):
                 raise InputError(
                     f"{show(name)} is not in the file",

@@ -42,6 +42,7 @@ from schedopt.validation import show
 AT: Final = "parallelism"
 RANKS: Final = f"{AT}.pipeline_parallel_degree"
 TENSOR: Final = f"{AT}.tensor_parallel_degree"
+CONTEXT: Final = f"{AT}.context_parallel_degree"
 COPIES: Final = f"{AT}.data_parallel_replicate_degree"
 SHARDS: Final = f"{AT}.data_parallel_shard_degree"
 RESHARD: Final = f"{AT}.fsdp_reshard_after_forward"
@@ -85,7 +86,7 @@ def read_torchtitan(
         As of `read_megatron`.
     """
     settings = Settings(_values(text, is_code=is_python(path, text)), ignored)
-    settings.check_ignored()
+    settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, LOCAL, GLOBAL, SIZE))
     ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
     replicas, shard = _replicas(settings, gpus, ranks, tensor)
     chunks = _chunks(settings, chain, ranks)
