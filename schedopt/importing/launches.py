@@ -89,7 +89,7 @@ def import_launch(
             launch = read_torchtitan(text, chain, gpus, path, ignored)
         else:
             launch = read_deepspeed(text, chain, gpus, path, ignored, pipeline)
-    result = lay_out(launch, profile, platform)
+        result = lay_out(launch, profile, platform)
     return ImportedLaunch(result, launch, (*launch.notes, *say_assumed(launch, platform)))
 
 
@@ -99,7 +99,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        others = ("layers", "variants", "partition", "ignore", "source")
+        others = ("chain", "ignore", "layers", "partition", "platform", "source", "variants")
         if error.source or error.field.startswith(others):
             raise
         raise error.in_file(str(path)) from None

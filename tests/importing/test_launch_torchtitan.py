@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -124,6 +125,36 @@ def test_without_a_pipeline_replicas_share_by_layers(
     assert {stage.gpus for stage in plan.stages} == {(0, 1, 2, 3)}
     assert plan.pattern.k == 8
     assert check(found.result) == ()
+
+
+def test_what_is_shared_as_one_is_a_transformer_layer(tmp_path: Path) -> None:
+    chain = transformer(4)
+    names = ["embed", "layers.0: a", "layers.0: b", "layers.1: a", "layers.1: b", "head"]
+    halves = [replace(layer, name=name) for layer, name in zip(chain.layers, names, strict=True)]
+    found = titan(
+        tmp_path,
+        "",
+        2,
+        training="local_batch_size = 1",
+        rest="[activation_checkpoint]\nmode = 'full'",
+        of=profile(replace(chain, layers=tuple(halves))),
+    )
+    assert layers_of(found) == [(0, 0), (1, 2), (3, 4), (5, 5)]
+    assert found.result.plan is not None
+    again = [stage.recompute for stage in found.result.plan.stages]
+    assert again == [(), ((1, 2),), ((3, 4),), ()]
+    assert check(found.result) == ()
+
+
+def test_what_is_too_large_to_be_laid_out_is_refused(tmp_path: Path) -> None:
+    # A replica sends to 127 others, of ten parts, weights before two operations and gradients.
+    assert_refused(
+        lambda: titan(tmp_path, "", 128, training="local_batch_size = 1"),
+        "",
+        f"its 128 replicas send {128 * 127 * 10 * 3} messages in a step",
+        "fewer GPUs",
+        source=tmp_path / "job.toml",
+    )
 
 
 ONE_RANK = tuple((n, n) for n in range(1, 9))

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from schedopt.bounds.load import load_bound
+from schedopt.chain import Chain
 from schedopt.checking import check
 from schedopt.engine import TITLES
 from schedopt.errors import InputError
-from schedopt.importing.launch_files.launch import Launch
+from schedopt.importing.launch_files.launch import Launch, Layers
+from schedopt.importing.launch_files.splitting import spans, units_within
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step, widest_step
@@ -25,9 +27,12 @@ from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import list_buckets
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.zero import gathered_step
+from schedopt.transformer_blocks import find_blocks
 from schedopt.version import __version__
 
 SOLVER: Final = "imported"
+MOST_TRANSFERS: Final = 150_000
+"""Of a step whose replicas share gradients or parameters: they take half a minute."""
 
 
 def lay_out(launch: Launch, profile: Profile, platform: Platform) -> Result:
@@ -193,17 +198,19 @@ def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
     home, gradients behind each backward. Between nodes it goes round in rings, gradients once a
     step, as they do where there is one backward.
     """
-    redone = {n for runs in launch.recompute for run in runs for n in range(run[0], run[1] + 1)}
+    runs = [run for runs in launch.recompute for run in runs]
+    units = _units(problem.chain)
+    _check_size(launch, len(units))
     gpus = tuple(range(0, launch.replicas * launch.tensor, launch.tensor))
     stages = [
         Stage(
             layers=(first, last),
             gpus=gpus,
-            recompute=tuple((n, n) for n in range(first, last + 1) if n in redone),
+            recompute=tuple(units_within(runs, (first, last))),
             shard=launch.shard,
             tensor=launch.tensor,
         )
-        for first, last in list_buckets(problem.chain, 1)
+        for first, last in units
     ]
     if goes_in_rings(problem.platform) and launch.shard == "parameter":
         config = SystemConfig(
@@ -222,6 +229,27 @@ def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
     once = launch.shard == "gradient" and launch.microbatches == 1
     ahead = {} if once or goes_in_rings(problem.platform) else dict.fromkeys(numbers, 1)
     return lay_out_turns(problem, stages, _of_replicas(launch, (tuple(row),)), ahead=ahead)
+
+
+def _units(chain: Chain) -> list[Layers]:
+    """Return what is shared and fetched as one: a transformer layer, or each layer with weights."""
+    try:
+        begins = sorted(find_blocks(chain).begins)
+    except InputError:
+        return list_buckets(chain, 1)
+    return [*spans(begins, len(chain.layers))]
+
+
+def _check_size(launch: Launch, units: int) -> None:
+    """Refuse a step with more transfers than can be laid out."""
+    reads = 2 + any(launch.recompute) if launch.shard == "parameter" else 1
+    sent = launch.replicas * (launch.replicas - 1) * units * (reads * launch.microbatches + 1)
+    if sent > MOST_TRANSFERS:
+        raise InputError(
+            f"its {launch.replicas} replicas send {sent} messages in a step, and at most "
+            f"{MOST_TRANSFERS} are laid out",
+            way_out="Import it for fewer GPUs, in steps of as many micro-batches for each",
+        )
 
 
 def say_assumed(launch: Launch, platform: Platform) -> tuple[str, ...]:
