@@ -50,8 +50,9 @@ def on_cpus() -> Iterator[None]:
         yield
 
 
-def train(rank: int, text: str, samples: int) -> dict[str, Any]:
-    """Train some steps; return losses, orders, weights by name, and the runs of each layer."""
+@contextmanager
+def configured(text: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Make Megatron's groups of ranks; return the arguments of a file and the configuration."""
     found = megatron_arguments.parse(text)
     state = load("megatron.core.parallel_state")
     config = megatron_arguments.configured(
@@ -77,34 +78,70 @@ def train(rank: int, text: str, samples: int) -> dict[str, Any]:
     try:
         with on_cpus():
             load("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
-            chunks = [
-                gpt(config, untied="untie_embeddings_and_output_weights" in found, chunk=chunk)
-                for chunk in range(config.virtual_pipeline_model_parallel_size or 1)
-            ]
-            return _train(chunks, found["global_batch_size"] // found["micro_batch_size"], samples)
+            yield found, config
     finally:
         state.destroy_model_parallel()
 
 
-def gpt(config: Any, *, untied: bool, chunk: int) -> Any:
+def train(rank: int, text: str, samples: int) -> dict[str, Any]:
+    """Train some steps; return losses, orders, weights by name, and the runs of each layer."""
+    with configured(text) as (found, config):
+        replicated = load("megatron.core.distributed").DistributedDataParallel
+        gradients = megatron_arguments.configured("gradients", found)
+        chunks = [
+            replicated(config, gradients, gpt(config, found, chunk=chunk))
+            for chunk in range(config.virtual_pipeline_model_parallel_size or 1)
+        ]
+        _tell(config, gradients, chunks)
+        return _train(chunks, found["global_batch_size"] // found["micro_batch_size"], samples)
+
+
+def train_alone(rank: int, text: str, samples: int) -> dict[str, Any]:
+    """Train the same model in one process, without a schedule; return losses and weights."""
+    with configured(text) as (found, config):
+        model = gpt(config, found, chunk=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        losses = []
+        microbatches = found["global_batch_size"] // found["micro_batch_size"]
+        for step in small_decoder.tokens(STEPS, microbatches, samples):
+            optimizer.zero_grad()
+            own = [
+                small_decoder.loss_of(model(one, *_masks(one)), one.flip(-1)) / len(step)
+                for one in step
+            ]
+            sum(own, torch.zeros(())).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(sum(loss.item() for loss in own))
+        return {"losses": losses, "weights": {n: one.detach() for n, one in named(model)}}
+
+
+def _tell(config: Any, gradients: Any, chunks: Sequence[Any]) -> None:
+    """Set what the schedule calls to add gradients up, as Megatron's script does."""
+    config.finalize_model_grads_func = load("megatron.core.distributed").finalize_model_grads
+    if gradients.overlap_grad_reduce:
+        single = len(chunks) == 1
+        for name, own in (("no_sync_func", "no_sync"), ("grad_sync_func", "start_grad_sync")):
+            functions = [getattr(chunk, own) for chunk in chunks]
+            setattr(config, name, functions[0] if single else functions)
+
+
+def gpt(config: Any, found: dict[str, Any], *, chunk: int) -> Any:
     """Return what Megatron builds of a stage of this rank; weights follow from their names."""
     state = load("megatron.core.parallel_state")
     specs = load("megatron.core.models.gpt.gpt_layer_specs")
+    tied = "untie_embeddings_and_output_weights" not in found
     with quietly():
-        model = (
-            load("megatron.core.models.gpt")
-            .GPTModel(
-                config,
-                specs.get_gpt_layer_local_spec(),
-                vocab_size=small_decoder.TOKENS,
-                max_sequence_length=small_decoder.LENGTH,
-                pre_process=state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
-                post_process=state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
-                share_embeddings_and_output_weights=not untied,
-                vp_stage=chunk,
-            )
-            .double()
+        model = load("megatron.core.models.gpt").GPTModel(
+            config,
+            specs.get_gpt_layer_local_spec(),
+            vocab_size=small_decoder.TOKENS,
+            max_sequence_length=small_decoder.LENGTH,
+            pre_process=state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+            post_process=state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            share_embeddings_and_output_weights=tied,
+            vp_stage=chunk,
         )
+    model.double()
     for name, parameter in named(model):
         made = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         with torch.no_grad():
@@ -123,18 +160,25 @@ def named(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _train(chunks: Sequence[Any], microbatches: int, samples: int) -> dict[str, Any]:
-    optimizer = torch.optim.SGD((p for one in chunks for p in one.parameters()), lr=RATE)
+    state = load("megatron.core.parallel_state")
+    replica, replicas = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
+    parameters = [one for chunk in chunks for one in chunk.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=RATE)
     losses, orders = [], []
     runs = _count_runs(chunks)
     for step in small_decoder.tokens(STEPS, microbatches, samples):
-        optimizer.zero_grad()
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
         order: list[tuple[str, int, int]] = []
-        own = _run_step(chunks, step, order)
+        own = _run_step(chunks, step[replica::replicas], order)
+        for one in parameters:
+            one.grad = one.main_grad
         optimizer.step()
+        optimizer.zero_grad()
         losses.append(sum(one["loss"] for one in own) / microbatches)
         orders.append(order)
-    weights = {name: one.detach() for chunk in chunks for name, one in named(chunk)}
-    each = {number: count / STEPS / microbatches for number, count in runs.items()}
+    weights = {name: one.detach() for chunk in chunks for name, one in named(chunk.module)}
+    each = {number: count * replicas / STEPS / microbatches for number, count in runs.items()}
     return {"losses": losses, "orders": orders, "weights": weights, "runs": each}
 
 
@@ -146,7 +190,7 @@ def _count_runs(chunks: Sequence[Any]) -> dict[int, int]:
         counts[layer.layer_number - 1] += 1
 
     for chunk in chunks:
-        for layer in chunk.decoder.layers:
+        for layer in chunk.module.decoder.layers:
             counts[layer.layer_number - 1] = 0
             layer.register_forward_pre_hook(lambda layer, *_: count(layer))
     return counts
@@ -157,15 +201,12 @@ def _run_step(
 ) -> list[dict[str, float]]:
     """Run a step by Megatron's own schedule; note kind, chunk and micro-batch of what it runs."""
     schedules = load("megatron.core.pipeline_parallel.schedules")
-    length = small_decoder.LENGTH
-    places = torch.arange(length).expand(step.shape[1], length)
-    later = torch.ones(1, 1, length, length).triu(1).bool()
 
     def forward(source: Iterator[tuple[int, Tensor]], model: Any) -> Any:
         i, one = next(source)
         turn = chunks.index(model), i
         order.append(("F", *turn))
-        output = model(one, places, later)
+        output = model(one, *_masks(one))
         output.turn = turn
         return output, partial(_loss, turn, one.flip(-1))
 
@@ -183,10 +224,17 @@ def _run_step(
             data_iterator=sources[0] if single else sources,
             model=chunks[0] if single else [*chunks],
             num_microbatches=len(step),
-            seq_length=length,
+            seq_length=small_decoder.LENGTH,
             micro_batch_size=step.shape[1],
         )
     return result
+
+
+def _masks(one: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of tokens, and what each of them does not see."""
+    samples, length = one.shape
+    places = torch.arange(length).expand(samples, length)
+    return places, torch.ones(1, 1, length, length).triu(1).bool()
 
 
 def _loss(
