@@ -64,12 +64,14 @@ class Decoder(nn.Module):
         **{f"blocks.*.{name}": "rowwise" for name in ("out", "down")},
     }
 
-    def __init__(self, dropping: bool) -> None:
+    def __init__(self, dropping: bool, tied: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(TOKENS, WIDTH)
         self.dropout = nn.Dropout(0.5 if dropping else 0.0)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
+        if tied:
+            self.head.weight = self.embedding.weight
         self.register_buffer("scale", torch.tensor(2.0))
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
@@ -81,11 +83,11 @@ class Decoder(nn.Module):
 
 
 def build(
-    seed: int = 4, *, dropping: bool = False, dtype: torch.dtype = torch.float64
+    seed: int = 4, *, dropping: bool = False, tied: bool = False, dtype: torch.dtype = torch.float64
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the decoder and the inputs of a micro-batch."""
     torch.manual_seed(seed)
-    return Decoder(dropping).to(dtype), draw(0, 1)
+    return Decoder(dropping, tied).to(dtype), draw(0, 1)
 
 
 def build_dying() -> tuple[Any, ...]:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedopt import Chain
+from schedopt import Chain, Stage
 from schedopt.profile import Variant
 from schedopt.profiling import Profiler, as_model
+from schedopt.tied_weights import copy_tied_weights
 from tests.meshes import (
     MICROBATCHES,
     Shape,
@@ -32,6 +33,7 @@ from tests.meshes import (
     train_autocast,
     train_whole,
 )
+from tests.running.local_run import place
 from tests.running.pool import warm_ranks
 from tests.running.replicated import timed
 
@@ -274,3 +276,19 @@ def test_autocast_holds_for_forwards(others: tuple[Path, list[Any], list[Any]]) 
     exact(**draw(0)).backward()
     # Autocast was on.
     assert far(found, gradients_of(exact)) > 1e-4
+
+
+def test_copies_of_tied_weights_stay_one(tmp_path: Path) -> None:
+    chain, _ = profiled((), tied=True)
+    assert chain.same_gpu
+    last = len(chain.layers) - 1
+    path = tmp_path / "plan.json"
+    stages = Stage(layers=(0, 4), gpus=(0,)), Stage(layers=(5, last), gpus=(1,))
+    save_plan(place(copy_tied_weights(chain), *stages), path)
+    state, half = str(tmp_path / "state"), STEPS // 2
+    warm_ranks().run(partial(train, tied=True, save=state), 2, str(path), range(half))
+    go_on = partial(train, tied=True, seed=9, load=state)
+    ranks = warm_ranks().run(go_on, 2, str(path), range(half, STEPS))
+    expected = train_whole(range(STEPS), tied=True)
+    agree(ranks, expected, slice(half, None))
+    assert all("embedding.weight" in rank["weights"] for rank in ranks)

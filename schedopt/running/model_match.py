@@ -41,8 +41,12 @@ class Boundary:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def match_part(model: Model, plan: Plan, group: Group) -> tuple[Model, list[Piece], list[Boundary]]:
+def match_part(
+    model: Model, plan: Plan, group: Group, *, sums_copies: bool = False
+) -> tuple[Model, list[Piece], list[Boundary]]:
     """Return the part of a model that a GPU of a tensor group has, cut as `match_model` does.
+
+    With `sums_copies` the chain may have copies of tied weights.
 
     Raises
     ------
@@ -50,7 +54,10 @@ def match_part(model: Model, plan: Plan, group: Group) -> tuple[Model, list[Piec
         As `match_model`, and if the model cannot be split over so many GPUs.
     """
     part = split(model, group) if group.degree > 1 else model
-    return part, *match_model(part, plan.in_group(group.degree), group.degree)
+    chain = plan.in_group(group.degree)
+    if not sums_copies:
+        _refuse_copies(chain)
+    return part, *_match(part, chain, group.degree)
 
 
 def pieces_in_evaluation(model: Model, chain: Chain, pieces: Sequence[Piece]) -> list[Piece]:
@@ -76,10 +83,8 @@ def pieces_in_evaluation(model: Model, chain: Chain, pieces: Sequence[Piece]) ->
     return [replace(one, in_place=known.in_place) for one, known in zip(found, pieces, strict=True)]
 
 
-def match_model(model: Model, chain: Chain, tensor: int = 1) -> tuple[list[Piece], list[Boundary]]:
+def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]]:
     """Cut a model as that of a chain was cut, and hold names and bytes against the chain.
-
-    In a tensor group of `tensor` GPUs an output may be split, of which the chain has the whole.
 
     The factory in the chain's recipe is never called. Layers come with those known that write over
     their input, and with what each hands on.
@@ -90,12 +95,22 @@ def match_model(model: Model, chain: Chain, tensor: int = 1) -> tuple[list[Piece
         If the chain has no recipe or copies of tied weights, the model has other cuts, a layer
         fails, or bytes differ.
     """
+    _refuse_copies(chain)
+    return _match(model, chain, 1)
+
+
+def _refuse_copies(chain: Chain) -> None:
     if chain.copied:
         raise InputError(
             "runs do not add up the gradients of copied weights",
             field="chain.copied",
-            way_out="Run synthetic layers, Job(model=None), or keep tied layers together",
+            way_out="Train it with schedopt.torch, run synthetic layers, Job(model=None), or keep "
+            "tied layers together",
         )
+
+
+def _match(model: Model, chain: Chain, tensor: int) -> tuple[list[Piece], list[Boundary]]:
+    """Do what `match_model` does; in tensor groups an output may be split."""
     pieces, boundaries = trace_boundaries(_cut_as_planned(model, chain), model.tensors)
     _check_bytes(chain, pieces, boundaries, model.tensors, tensor)
     return pieces, boundaries
@@ -191,9 +206,12 @@ def _check_bytes(
     owned = own_parameters([piece.module for piece in pieces])
     given = sum(tensor_bytes(inputs[name]) for name in pieces[0].side)
     figures = [("the input", chain.input_bytes, given)]
-    for position, (layer, boundary) in enumerate(zip(chain.layers, boundaries, strict=True)):
+    copies = {layer for _, *others in chain.copied for layer in others}
+    rows = zip(chain.layers, pieces, boundaries, strict=True)
+    for position, (layer, piece, boundary) in enumerate(rows):
         where = f"layer {position} ({printable(layer.name)})" if layer.name else f"layer {position}"
-        size = sum(tensor_bytes(parameter) for parameter in owned[position])
+        has = piece.module.parameters() if position in copies else owned[position]
+        size = sum(map(tensor_bytes, has))
         if layer.parameter_bytes is not None:
             figures.append((f"the parameters of {where}", layer.parameter_bytes, size))
         made = boundary.bytes

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
 from os import PathLike
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
-from schedopt.actions import Actions, Rows, find_grid, gpu_ranks, make_actions, make_lane_rows
+from schedopt.actions import find_grid, gpu_ranks, make_actions, make_lane_rows
 from schedopt.errors import InputError
 from schedopt.launcher import telling_torchrun
 from schedopt.plan import Plan
@@ -23,15 +18,16 @@ from schedopt.profiling.devices import find_device
 from schedopt.profiling.model import Model
 from schedopt.profiling.pieces import Piece
 from schedopt.result import Result
-from schedopt.running.mesh import DATA, PIPELINE, make_mesh, tensor_group
-from schedopt.running.model_match import Boundary, match_part, pieces_in_evaluation
-from schedopt.running.stage_module import StageModule
-from schedopt.running.torch_runtime import make_schedule, make_stages, run_forward, run_step
+from schedopt.running.mesh import DATA, make_mesh, tensor_group
+from schedopt.running.model_match import match_part, pieces_in_evaluation
+from schedopt.running.torch_runtime import run_forward, run_step
 from schedopt.torch.agreement import Agreement
 from schedopt.torch.checkpoints import Owned, load_state, save_state
+from schedopt.torch.copies import Copies, find_copies
 from schedopt.torch.gradients import clip_by_norm, kept_apart, sum_over
 from schedopt.torch.mini_batch import MiniBatch
-from schedopt.torch.sharding import as_run, check_shards, free_gathered, meets_often, shard_stages
+from schedopt.torch.runs import Run, Runs
+from schedopt.torch.sharding import check_shards, free_gathered, meets_often, shard_stages
 from schedopt.torch.stages import (
     Factory,
     make_modules,
@@ -40,7 +36,13 @@ from schedopt.torch.stages import (
     this_rank,
     valid_plan,
 )
-from schedopt.torch.weights import Place, WholeState, names_in_stages, weights_of
+from schedopt.torch.weights import (
+    Place,
+    WholeState,
+    names_in_stages,
+    own_names,
+    weights_of,
+)
 
 
 @telling_torchrun()
@@ -83,19 +85,21 @@ def pipeline(
     stages = rows[replica].stages[lane.index(ranks[grid.processes[number] - member])]
     built = model_of(model)
     mesh = make_mesh(grid, place)
-    part, pieces, boundaries = match_part(built, checked, tensor_group(mesh))
+    part, pieces, boundaries = match_part(built, checked, tensor_group(mesh), sums_copies=True)
     evaluated, no_evaluation = _in_evaluation(part, checked, grid.tensor, pieces)
     batch = MiniBatch(built, microbatches, place)
     whole = WholeState.of(built)
-    named = names_in_stages(part, make_modules(checked, pieces, stages, batch.give, evaluated))
+    names = own_names(part)
+    copies = find_copies(checked, grid, pieces, names, number)
+    named = names_in_stages(names, make_modules(checked, pieces, stages, batch.give, evaluated))
     pieces, evaluated = on_device(checked, stages, place, pieces, evaluated)
     modules = make_modules(checked, pieces, stages, batch.give, evaluated)
     batch.names = tuple(dict.fromkeys(name for one in modules.values() for name in one.inputs))
     shard_stages(checked, modules, mesh[DATA])
     where = Place(mesh.get_group(DATA).rank(), grid.replicas, member=member, members=grid.tensor)
-    owned = Owned(*weights_of(modules, named, whole, where), whole)
-    runs = _Runs(checked, actions, lane, modules, boundaries, place, mesh)
-    return Pipeline(runs, batch, owned, microbatches, no_evaluation)
+    owned = Owned(*weights_of(modules, named, whole, where, copies.later), whole)
+    runs = Runs(checked, actions, lane, modules, boundaries, place, mesh)
+    return Pipeline(runs, batch, owned, copies, microbatches, no_evaluation)
 
 
 def _in_evaluation(
@@ -106,54 +110,6 @@ def _in_evaluation(
         return pieces_in_evaluation(part, plan.in_group(tensor), pieces), None
     except InputError as error:
         return pieces, error
-
-
-@dataclass(eq=False)
-class _Run:
-    """Torch's runtime for some number of micro-batches."""
-
-    stages: list[PipelineStage]
-    schedule: Any
-    rows: Rows
-
-
-class _Runs:
-    """Torch's runtimes of a process: for the whole step, and for fewer micro-batches."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        actions: Actions,
-        lane: list[int],
-        modules: Mapping[int, StageModule],
-        boundaries: list[Boundary],
-        device: torch.device,
-        mesh: DeviceMesh,
-    ) -> None:
-        self.plan, self.modules, self.mesh = plan, modules, mesh
-        self._actions, self._lane = actions, lane
-        self._boundaries, self._device = boundaries, device
-        self._made: dict[int, _Run] = {}
-
-    def of(self, count: int, loss: Callable[[Tensor, object], Tensor]) -> _Run:
-        """Return the one for so many micro-batches."""
-        if count not in self._made:
-            for other in list(self._made)[1:]:
-                # Each has buffers for all that it receives.
-                del self._made[other]
-            rows = make_lane_rows(self.plan, self._actions, self._lane, count=count)
-            stages = make_stages(
-                self.plan,
-                rows,
-                self.modules,
-                self._boundaries,
-                self._device,
-                lambda action: nullcontext(),
-                self.mesh.get_group(PIPELINE),
-                lambda number, module: as_run(self.plan, number, module),
-            )
-            self._made[count] = _Run(stages, make_schedule(stages, rows, loss), rows)
-        return self._made[count]
 
 
 class Pipeline:
@@ -171,15 +127,16 @@ class Pipeline:
 
     def __init__(
         self,
-        runs: _Runs,
+        runs: Runs,
         batch: MiniBatch,
         owned: Owned,
+        copies: Copies,
         microbatches: int,
         no_evaluation: InputError | None,
     ) -> None:
         self._runs, self._batch = runs, batch
         self._no_evaluation = no_evaluation
-        self._owned = owned
+        self._owned, self._copies = owned, copies
         self._count = self._most = microbatches
         self._losses: list[Tensor] = []
         self._agreement = Agreement()
@@ -246,6 +203,7 @@ class Pipeline:
                 if replicas.size() > 1:
                     whole = (one for one in self.parameters() if not isinstance(one, DTensor))
                     sum_over(whole, replicas.get_group())
+                self._copies.sum(self._owned.parameters)
         finally:
             self._batch.clear()
             free_gathered(self._runs.modules.values())
@@ -364,7 +322,7 @@ class Pipeline:
         """
         load_state(folder, self._owned, optimizer, self._agreement)
 
-    def _load(self, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> _Run:
+    def _load(self, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> Run:
         """Take the inputs of a mini-batch; return what runs so many micro-batches."""
         count = self._agreement.count(lambda: self._batch.load(args, named), self._most)
         replicas = self.mesh[DATA].size()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +86,15 @@ class WholeState:
         return cls(tensors, every - tensors.keys())
 
 
-def names_in_stages(model: Model, modules: Mapping[int, StageModule]) -> dict[int, Names]:
+def own_names(model: Model) -> dict[int, str]:
+    """Return what a model calls its tensors, by their identity, before they are moved."""
+    return {id(one): name for name, one in _named_state(model).items()}
+
+
+def names_in_stages(
+    names: Mapping[int, str], modules: Mapping[int, StageModule]
+) -> dict[int, Names]:
     """Return the model's own names of the tensors of each stage, before they are moved."""
-    names = {id(one): name for name, one in _named_state(model).items()}
     found: dict[int, Names] = {}
     for number, module in modules.items():
         tensors = (
@@ -104,14 +110,20 @@ def weights_of(
     names: Mapping[int, Names],
     whole: WholeState,
     place: Place,
+    later: Collection[str],
 ) -> tuple[list[Weight], list[Weight]]:
-    """Return the parameters and the buffers of a process, each once."""
+    """Return the parameters and the buffers of a process, each once.
+
+    Another process counts the parameters in `later`, of which it has a copy, too.
+    """
     parameters: dict[str, Weight] = {}
     buffers: dict[str, Weight] = {}
     for number, module in modules.items():
         for path, one in module.named_parameters(remove_duplicate=False):
             name = names[number][path]
-            parameters.setdefault(name, _weight(name, one, whole.tensors[name][0], place))
+            weight = _weight(name, one, whole.tensors[name][0], place)
+            counts = weight.counts and name not in later
+            parameters.setdefault(name, replace(weight, counts=counts))
         for path, buffer in module.named_buffers(remove_duplicate=False):
             name = names[number].get(path, "")
             if name:
