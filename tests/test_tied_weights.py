@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, Layer, Plan, Platform, Problem, Rule, Scope, check, solve
+from schedopt import (
+    Chain,
+    InputError,
+    Layer,
+    Plan,
+    Platform,
+    Problem,
+    Result,
+    Rule,
+    Scope,
+    check,
+    solve,
+)
 from schedopt.account import memory
 from schedopt.chain import STATE_BYTES
 from schedopt.formats import load_chain
@@ -118,6 +131,28 @@ def test_megatron_alone_adds_up_the_gradients_of_copies() -> None:
 def test_a_run_of_copies_is_refused() -> None:
     with pytest.raises(InputError, match=r"chain\.copied: runs do not add up the gradients"):
         match_model(mlp(), copy_tied_weights(CHAIN))
+
+
+def test_a_batch_adds_the_gradients_of_copies_up(tmp_path: Path) -> None:
+    file, plan = tmp_path / "chain.json", tmp_path / "plan.json"
+    CHAIN.save(file)
+    machine = ("--chain", file, "--gpus", "2", "--mem", "86", "--bandwidth", "20GB/s")
+    scope = ("--allocation", "contiguous", "--replicas", "1", "--no-recompute")
+    solved = ("solve", *machine, "--batch", "4", *scope, "--time-limit", "5")
+    done = run(*solved)
+    assert (done.returncode, "--tied copied" in done.stdout) == (3, True), done.stdout
+    # F of 2 ns, 1 ns on the way, 4 x 6 ns on the last GPU, 1 ns back, B of 4 ns, and 1 ns for the
+    # gradient of the copy. 1F1B has two micro-batches in flight, and waits 2 ns for the third.
+    done = run(*solved, "--tied", "copied", "-o", plan)
+    assert (done.returncode, "33 ns" in done.stdout) == (0, True), done.stdout
+    assert "proven optimal" in done.stdout
+    found = Result.load(plan).plan
+    assert found is not None
+    sent = [item for item in found.pattern.transfers if item.source_stage is not None]
+    assert len(sent) == 2
+    row = ("--systems", "one_f_one_b_flush", "--microbatches", "4", "--json")
+    compared = ("compare", *machine, *row, "--tied", "copied")
+    assert json.loads(printed(*compared))["rows"][0]["step_ns"] == 35
 
 
 def test_the_option_copies_or_says_why_not(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from schedopt.cli.options import (
     Recompute,
     Samples,
     SearchOptions,
+    TiedLayers,
     TrainingStateName,
     alone,
     check_outputs,
@@ -53,6 +54,11 @@ def compare_systems(
         str | None, "SIZE: Size of the buckets in which systems send gradients. Default: 25MiB."
     ] = None,
     training_state: TrainingStateName = None,
+    tied: Annotated[
+        TiedLayers,
+        "Layers with tied weights share a GPU, or each has a copy, and the gradients of copies are "
+        "added up at the end of the step.",
+    ] = "together",
     memory: Memory = "peak",
     recompute: Recompute = False,
     compare_with: Annotated[
@@ -96,7 +102,7 @@ def compare_systems(
     from schedopt.formats import make_folder
 
     platform = machine.read()
-    profile = load_profile(chain, training_state, samples=samples)
+    profile = load_profile(chain, training_state, tied, samples)
     # One size of micro-batches, as it is on one GPU.
     alone(profile, chain)
     others = {_name(path): load_measurable(path) for path in compare_with or ()}

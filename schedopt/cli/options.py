@@ -48,6 +48,7 @@ MEMORY: Final = (
 )
 Memory: TypeAlias = Annotated[Literal["sum", "peak"], MEMORY]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of random choices.", min=0, metavar="N")]
+TiedLayers: TypeAlias = Literal["together", "copied"]
 TrainingStateName: TypeAlias = Annotated[
     str | None,
     "NAME: The state kept for each parameter, instead of what was measured: mixed-adam (2 "
@@ -365,7 +366,7 @@ def alone(profile: Profile, path: Path) -> Chain:
 def load_profile(
     path: Path,
     training_state: str | None = None,
-    tied: Literal["together", "copied"] = "together",
+    tied: TiedLayers = "together",
     samples: int | None = None,
 ) -> Profile:
     """Read a chain or a profile, perhaps as it is trained with another state or with copies.

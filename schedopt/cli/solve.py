@@ -17,6 +17,7 @@ from schedopt.cli.options import (
     PlatformOptions,
     Samples,
     SearchOptions,
+    TiedLayers,
     TrainingOptions,
     TrainingStateName,
     alone,
@@ -76,7 +77,7 @@ def solve_chain(
     freedoms: FreedomOptions,
     training_state: TrainingStateName = None,
     tied: Annotated[
-        Literal["together", "copied"] | None,
+        TiedLayers | None,
         "Layers with tied weights share a GPU (the default), or each has a copy wherever it lies, "
         "as Megatron-LM does. In the step of a --batch the gradients of the copies are added up; "
         "their stages share the optimizer state at most.",
@@ -266,7 +267,7 @@ def _without_groups(scope: Scope, training: TrainingOptions) -> Scope:
 def _profile(
     path: Path | None,
     training_state: str | None,
-    tied: Literal["together", "copied"] | None,
+    tied: TiedLayers | None,
     samples: int | None,
     plan: Plan | None,
     fix: Path | None,
