@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
@@ -82,11 +82,15 @@ class Hop:
     place: int
 
 
-def find_twins(platform: Platform, stages: tuple[Stage, ...], fold: int) -> Twins | None:
+def find_twins(
+    platform: Platform, stages: tuple[Stage, ...], fold: int, transfers: Iterable[Transfer] = ()
+) -> Twins | None:
     """Return what stands for what where all parts of a fold do the same, apart from each other.
 
-    Replica n of a stage belongs to part n mod g. None if a stage has not as many replicas in each
-    part, if two parts share a GPU or a link between their stages, or if these differ.
+    Of the transfers of a part those between copies of tied weights count, beside what goes from
+    stage to stage. Replica n of a stage belongs to part n mod g. None if a stage has not as many
+    replicas in each part, if two parts share a GPU or a link between their stages, or if these
+    differ.
     """
     gpus: dict[int, int] = {}
     parts: dict[int, int] = {}
@@ -108,6 +112,19 @@ def find_twins(platform: Platform, stages: tuple[Stage, ...], fold: int) -> Twin
             if not (
                 links.add(i % fold, here, there, lanes) and links.add(i % fold, there, here, lanes)
             ):
+                return None
+    for item in transfers:
+        if item.source_stage is None:
+            continue
+        ends = stages[item.source_stage], stages[item.stage]
+        lanes = min(stage.tensor for stage in ends)
+        for part in range(fold):
+            one = of_part(item, fold, part)
+            here, there = (
+                ends[0].gpu(one.shift + (one.source or 0)),
+                ends[1].gpu(one.shift + (one.target or 0)),
+            )
+            if not links.add(part, here, there, lanes):
                 return None
     return Twins(gpus, {one: twin for one, (_, twin) in links.twins.items()})
 
@@ -194,11 +211,7 @@ def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
             field="pattern.fold",
             way_out="Look at a plan of fewer GPUs or micro-batches",
         )
-    transfers = [
-        replace(item, shift=item.shift * fold + part)
-        for item in pattern.transfers
-        for part in range(fold)
-    ]
+    transfers = [of_part(item, fold, part) for item in pattern.transfers for part in range(fold)]
     for collective in pattern.collectives:
         transfers += _transfers(plan, collective)
     spelled_out = Pattern(
@@ -212,6 +225,15 @@ def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
         transfers=tuple(transfers),
     )
     return replace(plan, pattern=spelled_out)
+
+
+def of_part(item: Transfer, fold: int, part: int) -> Transfer:
+    """Return for one part of a fold what the transfer of a part stands for, in the whole plan."""
+    shift = item.shift * fold + part
+    if item.source_stage is None:
+        return replace(item, shift=shift)
+    source, target = ((end or 0) * fold for end in (item.source, item.target))
+    return replace(item, shift=shift, source=source, target=target)
 
 
 def _transfers(plan: Plan, collective: Collective) -> Iterator[Transfer]:

@@ -301,7 +301,9 @@ class Pattern:
                     rule, way_out = "covers several micro-batches", "Give one item for each"
                 elif isinstance(item, Operation) and item.replica:
                     rule, way_out = "runs on another replica", "Leave replica out"
-                elif isinstance(item, Transfer) and not item.is_boundary:
+                elif isinstance(item, Transfer) and not (
+                    item.is_boundary or item.source_stage is not None
+                ):
                     rule, way_out = "goes between replicas", "Give a collective"
                 else:
                     continue

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Link, Network, Node, NodeLink, Plan, Platform, Stage
 from schedopt.account import memory
+from schedopt.chain import STATE_BYTES
 from schedopt.network import Duplex
 from schedopt.stage import Shard
 from schedopt.systems.config import SystemConfig
@@ -21,6 +22,16 @@ from tests.turns import orders
 SHARDS: tuple[Shard, ...] = ("optimizer", "none")
 READINGS: tuple[Literal["sum", "peak"], ...] = ("sum", "peak")
 DUPLEX: tuple[Duplex, ...] = ("full", "half")
+
+
+def with_copies(chain: Chain) -> Chain:
+    """Return a chain whose last layer has a copy of what the first one has, if that is known."""
+    *others, last = chain.layers
+    sizes: dict[str, Any] = {name: getattr(last, name) for name in STATE_BYTES}
+    if None in sizes.values():
+        return chain
+    tied = replace(last, **{f"tied_{name}": size for name, size in sizes.items()})
+    return replace(chain, layers=(*others, tied), copied=((0, len(others)),))
 
 
 @st.composite
@@ -45,8 +56,9 @@ def folded_plans(draw: st.DrawFn) -> Plan:
     if any(own % width for width in widths):
         own = 6
     timed = layers().map(lambda one: replace(one, forward_ns=one.forward_ns + 1))
+    chain = Chain(layers=tuple(draw(timed) for _ in range(2 * count)))
     config = SystemConfig(
-        chain=Chain(layers=tuple(draw(timed) for _ in range(2 * count))),
+        chain=with_copies(chain) if count > 1 and draw(st.booleans()) else chain,
         platform=draw(platforms(gpus_in_all, widths[0])),
         microbatches=fold * own,
     )

@@ -113,10 +113,13 @@ def find_part(plan: Plan) -> Part | None:
         or plan.scope.microbatches != count
         or any(stage.shard not in ("none", "optimizer") for stage in plan.stages)
         or any(count % len(stage.gpus) for stage in plan.stages)
-        or any(transfer.moves_weights for transfer in pattern.transfers)
+        or any(
+            transfer.moves_weights and transfer.source_stage is None
+            for transfer in pattern.transfers
+        )
     ):
         return None
-    twins = find_twins(plan.platform, plan.stages, fold)
+    twins = find_twins(plan.platform, plan.stages, fold, pattern.transfers)
     if twins is None:
         return None
     part = replace(

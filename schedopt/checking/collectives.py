@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Final
 
+from schedopt.checking.copies import find_partners
 from schedopt.checking.parts import Part
 from schedopt.checking.resources import Use, find_overlaps_in_round, list_uses, name_resource
 from schedopt.checking.timeline import Timeline
@@ -46,7 +48,7 @@ class _Ending:
 
     def follow(self) -> list[Violation]:
         """Return what comes before what it needs, or after the step."""
-        there: Mapping[int, int] = self.made_alone()
+        there: Mapping[int, int] = self.with_copies(self.made_alone())
         if self.collectives:
             self.require("reduce", "gradient", there, "its own gradient is made")
             there = self.arrivals("reduce")
@@ -67,6 +69,34 @@ class _Ending:
             gpu = part.stages[self.stage].gpu(i)
             latest[gpu] = max(latest[gpu], self.timeline.span((last, self.stage), i)[1])
         return {gpu: latest[self.part.twins[gpu]] for gpu in self.gpus}
+
+    def with_copies(self, there: Mapping[int, int]) -> dict[int, int]:
+        """Return when each GPU has the gradients of copies, too; note what does not come once."""
+        timeline, twins = self.timeline, self.part.twins
+        latest = {twins[gpu]: end for gpu, end in there.items()}
+        for partner in find_partners(self.part.plan, self.stage):
+            made = timeline.own_gradients(partner, self.part.plan.pattern.k)
+            came = Counter(i for gpu in latest for _, i in made.get(gpu, ()))
+            for gpu in latest:
+                latest[gpu] = max([latest[gpu], *(end for end, _ in made.get(gpu, ()))])
+            for _, item in timeline.by_stage[self.stage]:
+                if not isinstance(item, Transfer) or item.source_stage != partner:
+                    continue
+                start, (source, target) = item.start_ns, timeline.ends(item, item.shift)
+                came.update(i for end, i in made.get(source, ()) if end <= start)
+                latest[target] = max(latest[target], start + timeline.length(item, item.shift))
+            wrong = [i for i in range(self.part.plan.pattern.k) if came[i] != 1]
+            if wrong:
+                times = "more than once" if came[wrong[0]] else "never"
+                self.found.append(
+                    Violation(
+                        "gradient",
+                        f"stage {self.stage}",
+                        f"the gradient of the copy in stage {partner}, micro-batch {wrong[0]}, is "
+                        f"added {times}",
+                    )
+                )
+        return {gpu: latest[twins[gpu]] for gpu in self.gpus}
 
     def require(self, mode: Mode, kind: str, there: Mapping[int, int], what: str) -> None:
         """Note where a collective starts before all GPUs have what they send."""

@@ -50,7 +50,10 @@ def find_part(plan: Plan) -> Part | None:
     if (
         plan.rule != Rule.of_flush(count)
         or plan.scope.microbatches != count
-        or any(transfer.moves_weights for transfer in pattern.transfers)
+        or any(
+            transfer.moves_weights and transfer.source_stage is None
+            for transfer in pattern.transfers
+        )
         or not all(0 <= one.shift < count for one in pattern.collectives)
     ):
         return None
@@ -64,7 +67,7 @@ def find_part(plan: Plan) -> Part | None:
             or sorted(kinds) != (_collectives(stage.shard) if replicas > 1 else [])
         ):
             return None
-    twins = find_twins(plan.platform, plan.stages, fold)
+    twins = find_twins(plan.platform, plan.stages, fold, pattern.transfers)
     if twins is None:
         return None
     same: dict[int, list[int]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -12,11 +12,12 @@ from schedopt.account.timeline import Timeline, stage_bytes
 from schedopt.errors import InputError
 from schedopt.folding import Twins, find_twins, ring
 from schedopt.network import Resource
-from schedopt.plan import Collective, Operation, Plan
+from schedopt.plan import Collective, Operation, Plan, Transfer
 from schedopt.problem import Scope
 from schedopt.rule import Rule
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.stage import Stage
+from schedopt.systems.collectives import hop
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, with_recompute
 from schedopt.tied_weights import exchanging_stages
@@ -57,13 +58,8 @@ def folded_step(
         If the parts are not alike, or share GPUs or links; if stages shard more than their
         optimizer state; or if the chain lacks what a stage with replicas needs.
     """
-    if exchanging_stages(config.chain, stages):
-        raise InputError(
-            "stages have copies of the same weights, whose gradients a fold does not add up",
-            field="chain.copied",
-            way_out="Keep tied layers together, or take no fold",
-        )
-    twins = find_twins(config.platform, tuple(stages), fold)
+    copies = [*_list_copies(config, stages, fold)]
+    twins = find_twins(config.platform, tuple(stages), fold, copies)
     if twins is None or config.microbatches % fold:
         raise InputError(_APART, field="fold", way_out="Take other stages, or no fold")
     for number, stage in enumerate(stages):
@@ -93,7 +89,17 @@ def folded_step(
         stages=tuple(stages),
         pattern=replace(part.pattern, k=config.microbatches, fold=fold),
     )
-    return _Ending(plan, part, twins).finish()
+    return _Ending(plan, part, twins, copies).finish()
+
+
+def _list_copies(config: SystemConfig, stages: Sequence[Stage], fold: int) -> Iterator[Transfer]:
+    """Yield what the replicas of the first part send to copies, as `exchange_copies` does."""
+    for source, target in exchanging_stages(config.chain, stages):
+        others = stages[target].gpus[::fold]
+        for replica, gpu in enumerate(stages[source].gpus[::fold]):
+            if gpu not in others:
+                ends = replica, replica % len(others)
+                yield hop("weight_gradient", target, 0, ends, mode="reduce", source_stage=source)
 
 
 def _part_of_step(
@@ -117,6 +123,7 @@ class _Ending:
     plan: Plan
     part: Plan
     twins: Twins
+    copies: list[Transfer]
     busy: dict[Resource, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     operations: list[Operation] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
@@ -128,13 +135,16 @@ class _Ending:
         timeline = Timeline(self.part)
         self.end_ns = pattern.period_total_ns
         last = [0] * len(self.part.stages)
+        made: dict[tuple[int, int], int] = defaultdict(int)
         for item, _, run in timeline.operations():
             self.busy["gpu", run.gpu, run.gpu].append((run.start_ns, run.end_ns))
             if item.kind in ("B", "W"):
                 last[item.stage] = max(last[item.stage], run.end_ns)
+                made[item.stage, run.gpu] = max(made[item.stage, run.gpu], run.end_ns)
         for sent, _, source, _, run in timeline.transfers():
             for resource in timeline.route(sent, source, run.gpu):
                 self.busy[resource].append((run.start_ns, run.end_ns))
+        sent_copies = [*self.send_copies(timeline, made, last)]
         for stage in sorted(range(len(last)), key=last.__getitem__):
             ended = self.apply(stage, last[stage])
             self.end_ns = max(self.end_ns, ended)
@@ -142,9 +152,28 @@ class _Ending:
             pattern,
             period_total_ns=self.end_ns,
             operations=(*pattern.operations, *self.operations),
+            transfers=(*pattern.transfers, *sent_copies),
             collectives=tuple(self.collectives),
         )
         return replace(self.plan, pattern=finished)
+
+    def send_copies(
+        self, timeline: Timeline, made: Mapping[tuple[int, int], int], last: list[int]
+    ) -> Iterator[Transfer]:
+        """Yield what goes to copies, each as soon as it is whole; collectives wait for it."""
+        for item in self.copies:
+            source, target, _ = timeline.ends(item, item.shift)
+            length = timeline.transfer_ns(item, item.shift)
+            assert item.source_stage is not None
+            route = timeline.route(item, source, target)
+            start = self.place(route, made[item.source_stage, source], length)
+            last[item.stage] = max(last[item.stage], start + length)
+            # What takes no time may start at the very end.
+            self.end_ns = max(self.end_ns, start + max(1, length))
+            yield replace(item, start_ns=start)
+        for source, target in exchanging_stages(self.plan.chain, self.part.stages):
+            shared = {*self.part.stages[source].gpus} & {*self.part.stages[target].gpus}
+            last[target] = max([last[target], *(made[source, gpu] for gpu in shared)])
 
     def apply(self, stage: int, ready: int) -> int:
         """Add the gradients of a stage up, update, and send round; return when all is done, ns."""

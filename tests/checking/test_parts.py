@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import event, given
 
 from schedopt import Plan, check
@@ -20,6 +22,18 @@ def test_one_part_stands_for_random_steps(plan: Plan) -> None:
     assert find_part(plan) is not None or not plan.pattern.is_short
     assert check(plan) == ()
     assert check(whole(plan)) == ()
+
+
+@trials(100)
+@given(folded_plans())
+def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan) -> None:
+    transfers = plan.pattern.transfers
+    for number, item in enumerate(transfers):
+        if item.source_stage is not None:
+            others = (*transfers[:number], *transfers[number + 1 :])
+            without = replace(plan, pattern=replace(plan.pattern, transfers=others))
+            assert kinds(without) == {"gradient"}
+            assert "gradient" in kinds(whole(without))
 
 
 @trials(2000, by_day=100)

@@ -42,11 +42,10 @@ MOST_GPUS: Final = 128
 def find_fold(problem: Problem) -> int:
     """Return the least fold whose parts have few enough GPUs to be laid out soon; 1 if none has.
 
-    A part has nodes of its own, so that no other one sends over their links. What stages with
-    copies of tied weights send each other is not said of all parts at once.
+    A part has nodes of its own, so that no other one sends over their links.
     """
     machine, most = read_machine(problem), problem.scope.replicas
-    if machine is None or problem.chain.copied:
+    if machine is None:
         return 1
     # Groups of more GPUs fill a node with fewer replicas.
     width = 1 if machine.node == machine.gpus else machine.node
