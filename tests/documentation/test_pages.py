@@ -14,13 +14,14 @@ from schedopt.cli.app import COMMANDS, app
 from schedopt.formats import reading
 from tests.documentation.pages import PAGES, Page, expected_exit, prepare, words
 
+BY_NIGHT = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 GROUP: Any = typer.main.get_command(app)
 
 
 def chosen(kind: str) -> list[Any]:
     """Return the pages that show something that runs; all but the README are for the night."""
     return [
-        pytest.param(page, id=name, marks=[] if name == "README.md" else pytest.mark.nightly)
+        pytest.param(page, id=name, marks=[] if name == "README.md" else BY_NIGHT)
         for name, page in PAGES.items()
         if getattr(page, kind)
     ]
