@@ -6,8 +6,10 @@ are a grid: of p pipeline ranks each has d replicas, which are tensor groups of 
 rank r has those from t (d r + j) on, or in another order that is the same in all ranks. Stage s
 lies on rank s mod p, and every rank has equally many.
 
-- *megatron* (Megatron-LM): cuts between the embedding, whole transformer layers and the head, and
-  recomputes the first R transformer layers of each stage (``--recompute-method block``).
+- *megatron* (Megatron-LM): cuts between the embedding, whole transformer layers, what predicts
+  further tokens, and the head; stages inside may have no layers at all, and pass on what they get,
+  but there are no more stages than such parts.
+  It recomputes the first R transformer layers of each stage (``--recompute-method block``).
 - *torchtitan*: the same cuts; it recomputes all transformer layers, or none. Without a pipeline its
   replicas have one micro-batch each.
 - *deepspeed* (DeepSpeed's PipelineModule): cuts between any layers, one stage a GPU; the loss is no
@@ -73,7 +75,7 @@ def recomputable_units(chain: Chain, engine: Engine) -> list[tuple[int, int]]:
     return [
         (first, last)
         for first, last in units
-        if blocks.spans[first][0] != EMBEDDING and blocks.spans[last][1] != blocks.count
+        if blocks.spans[first][0] != EMBEDDING and blocks.spans[last][1] < blocks.count
     ]
 
 
@@ -90,6 +92,11 @@ def adds_up_once(engine: Engine) -> bool:
     return engine != "torchtitan"
 
 
+def may_be_empty(engine: Engine | None) -> bool:
+    """Whether a stage that is neither the first nor the last one may have no layers."""
+    return engine == "megatron"
+
+
 def module_count(chain: Chain) -> int:
     """Return how many layers there are before those of the loss."""
     count = len(chain.layers)
@@ -104,9 +111,14 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     for number, stage in enumerate(stages):
         if stage.first not in begins:
             return f"stage {number} begins at layer {stage.first}, {_WHOLE[engine]}"
+        if stage.is_empty and not may_be_empty(engine):
+            return f"stage {number} has no layers"
+    if len(stages) > len(begins):
+        return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
     return (
         _why_no_grid(stages)
         or _why_not_rounds(stages, engine)
+        or _why_not_predictors(chain, stages, engine)
         or _why_not_recompute(chain, stages, engine)
     )
 
@@ -154,6 +166,25 @@ def _why_not_rounds(stages: Sequence[Stage], engine: Engine) -> str:
     if len(gpus) > ranks == 1:
         return "several stages lie on a single GPU"
     return ""
+
+
+def _why_not_predictors(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:
+    """Return why layers that predict further tokens cannot lie where they do."""
+    if engine != "megatron" or (layer := find_blocks(chain).first_predictor) is None:
+        return ""
+    ranks = len({stage.gpus for stage in stages})
+    place = next(n for n, stage in enumerate(stages) if layer in stage.layer_range)
+    if place < first_of_predictors(len(stages), ranks):
+        return (
+            f"stage {place} has the layers that predict further tokens, and only the last stage of "
+            "a GPU other than the first may"
+        )
+    return ""
+
+
+def first_of_predictors(stages: int, ranks: int) -> int:
+    """Return the first stage in which Megatron-LM lets layers predict further tokens."""
+    return stages - ranks + (ranks > 1)
 
 
 def _why_not_recompute(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:

@@ -115,7 +115,7 @@ class ProofKind(_Worded):
     )
     ENGINE_PATHS = (
         "engine_paths",
-        "CP-SAT over all cuts that {engine} can run, and paths through its order",
+        "a search over all cuts that {engine} can run, by paths through its order",
     )
     NO_ENGINE_CUT = "no_engine_cut", "of all cuts that {engine} can run, none fits"
     NO_SHORT_ENGINE_CUT = (

@@ -22,7 +22,8 @@ class Stage:
     Parameters
     ----------
     layers : (int, int)
-        First and last layer, 0-based, inclusive.
+        First and last layer, 0-based, inclusive. A stage without layers, as engines allow it, has
+        the layer behind it and the one before.
     gpus : sequence of int
         Micro-batch i runs on ``gpus[i % len(gpus)]``. A GPU named more than once runs a larger
         share, and holds the weights once.
@@ -93,6 +94,11 @@ class Stage:
     def last(self) -> int:
         """The last layer."""
         return self.layers[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no layers, and passes on what it gets."""
+        return self.last < self.first
 
     @property
     def layer_range(self) -> range:

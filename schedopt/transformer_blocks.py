@@ -49,6 +49,12 @@ class Blocks:
             if not number or self.spans[number - 1][1] < first
         )
 
+    @property
+    def first_predictor(self) -> int | None:
+        """The first layer of the chain that predicts a further token, if there is one."""
+        layers = (layer for layer, span in enumerate(self.spans) if span[1] == self.count)
+        return next(layers) if self.predictors else None
+
     def places(self, first: int, last: int) -> range:
         """Return what a stage of whole places has, from its first to its last layer."""
         return range(self.spans[first][0], self.spans[last][1] + 1)

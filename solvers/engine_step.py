@@ -2,9 +2,11 @@
 
 What is left to choose is where to cut, on how many of the GPUs, and how many stages each has. The
 order does not depend on the cuts, so a step is the longest path of operations that wait for each
-other, and each path bounds the steps of all cuts. From balanced cuts the search goes to better
-neighbours. Where few cuts are left that may beat the best step, all are laid out. Else CP-SAT looks
-for a cut of which all known paths are short enough; its longest path is added, until there is none.
+other, and each path bounds the steps of all cuts. All cuts are parted by how many layers ranks and
+stages have, each part with a bound from a sum of paths, and from cuts near the least bounds the
+search goes to better neighbours. Where layers differ, so that this leaves something open, and few
+cuts may beat the best step, all of them are laid out. Else CP-SAT looks for a cut of which all
+known paths are short enough; its longest path is added, until there is none.
 
 Transfers are in the order in which they could go. Where the two directions of a link are in each
 other's way, or a step does not fit for what comes before it is read, another order might be better:
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
-from math import comb
+from time import perf_counter
 from typing import Final
 
 from schedopt.account import fits
@@ -47,6 +49,8 @@ CLOSE: Final = 1000
 """A fold that is longer than its bound by at most such a part is not spelled out."""
 QUICK_S: Final = 0.5
 """Steps that are laid out in less are laid out at once."""
+TURN_S: Final = 0.5
+"""How long the cuts of one shape are parted before another one may be looked at."""
 NEAR: Final = 1.05
 """The same for a cut that CP-SAT proposes; and a step so close to its bound is good enough."""
 
@@ -147,8 +151,11 @@ class _Search:
                     self._report_bound(low, ProofKind.ENGINE_PATHS)
                 searched.append(shape)
                 if not self._is_late(low) and not (clock.stopped() and self._has_answer()):
-                    for start in shape.starts:
-                        self._descend(shape, start)
+                    if shape.grows:
+                        self._grow(shape, clock, turn_s=0)
+                    if shape.is_open and not self._is_late(shape.low):
+                        for start in shape.best_starts():
+                            self._descend(shape, start)
                 continue
             low, number, grid = heappop(waiting)
             if self._is_late(low):
@@ -208,14 +215,26 @@ class _Search:
             turns = not turns
             if turns and NEAR * best.low < best.known_ns:
                 shape = best
-            if self._compare_all(shape):
+            if shape.grows:
+                self._grow(shape, run)
+            elif self._compare_all(shape):
                 shape.is_open = False
                 continue
-            self._ask(shape, run)
+            else:
+                self._ask(shape, run)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least
                 self._report_bound(least, ProofKind.ENGINE_PATHS)
+
+    def _grow(self, shape: EngineShape, run: Run, turn_s: float = TURN_S) -> None:
+        """Part the cuts of a shape by how many layers ranks and stages have, for a while."""
+        end = perf_counter() + turn_s
+        while shape.grows:
+            for begins in shape.grow(self.limit, run.stopped):
+                self._try(shape.cuts, begins)
+            if perf_counter() >= end or run.stopped():
+                return
 
     def _ask(self, shape: EngineShape, run: Run) -> None:
         """Look for a shorter cut of a shape, or refute that there is one."""
@@ -278,28 +297,12 @@ class _Search:
 
     def _descend(self, shape: EngineShape, here: FirstLayers) -> None:
         """Go from a cut to better neighbours, as long as there are any."""
-        cuts = shape.cuts
-        length = cuts.schedule_bound(here) if cuts.may_fit(here) else None
-        better = True
-        while better and not self.run.stopped():
-            better = False
-            for other, least in shape.by_paths([*cuts.neighbours(here)]):
-                if length is not None and least >= length:
-                    break
-                if cuts.may_fit(other):
-                    other_length = cuts.schedule_bound(other)
-                    if length is None or other_length < length:
-                        here, length, better = other, other_length, True
-                        break
-        if length is not None:
-            shape.keep(length, here)
-        self._try(cuts, here)
+        self._try(shape.cuts, shape.descend(here, self.run.stopped))
 
     def _compare_all(self, shape: EngineShape) -> bool:
         """Lay out all cuts that may be better if they are few; return whether none is left."""
         cuts = shape.cuts
-        few = comb(len(cuts.places) - 1, cuts.parts - 1) <= MOST_CUTS
-        if not few or self._is_long(cuts.grid):
+        if cuts.count_cuts() > MOST_CUTS or self._is_long(cuts.grid):
             return False
         for begins in sorted(cuts.promising(self.limit, self.run.stopped), key=cuts.bound):
             self._try(cuts, begins)

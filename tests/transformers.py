@@ -15,13 +15,17 @@ def named(chain: Chain, names: list[str]) -> Chain:
 
 
 @st.composite
-def transformers(draw: st.DrawFn, *, most: int = 4, longest: int = 2) -> Chain:
-    """Draw so many transformer layers of one or more layers each, an embedding and a head."""
+def transformers(draw: st.DrawFn, *, most: int = 4, longest: int = 2, predictors: int = 0) -> Chain:
+    """Draw so many transformer layers of one or more layers each, an embedding and a head.
+
+    Before the head perhaps a layer or more that predict further tokens.
+    """
     counts = draw(st.lists(st.integers(1, longest), min_size=1, max_size=most))
     names = ["model.embed_tokens"]
     for number, count in enumerate(counts):
         parts = ["input_layernorm to self_attn", "post_attention_layernorm to mlp"]
         names += [f"model.layers.{number}: {parts[i % 2]}" for i in range(count)]
+    names += [f"mtp.layers.{number}" for number in range(draw(st.integers(0, predictors)))]
     names += draw(st.sampled_from([["lm_head"], ["model.norm", "lm_head"], ["lm_head", "loss"]]))
     small = st.integers(0, 5)
     layers = [

@@ -129,7 +129,8 @@ class PlanReport:
         worst: dict[int, Shortfall] = {}
         for (stage, gpu), count in self.concurrent_activations.items():
             layers = plan.costs.layers[plan.stages[stage].first : plan.stages[stage].last + 1]
-            more = sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0)
+            more = sum(layer.saved for layer in layers)
+            more += sum(layer.saved_input_bytes or 0 for layer in layers[:1])
             short = self.needed_bytes[gpu] + more - plan.platform.gpus[gpu].usable_bytes
             if short > 0 and (gpu not in worst or short > worst[gpu].short_bytes):
                 worst[gpu] = Shortfall(gpu, short, count + 1)

@@ -267,7 +267,7 @@ def _workspaces(schedule: Schedule) -> Iterator[Residency]:
         if operation.kind == "U":
             continue
         used = (recomputed if operation.kind == "R" else stage_layers)(plan, operation.stage)
-        count = max(plan.costs.layers[layer].workspace_bytes or 0 for layer in used)
+        count = max((plan.costs.layers[layer].workspace_bytes or 0 for layer in used), default=0)
         if count and interval.end_ns > interval.start_ns:
             yield Residency(
                 interval.gpu,

@@ -61,6 +61,7 @@ def make_actions(plan: Plan, microbatches: int) -> Actions:
 def actions_of(step: Simulation) -> Actions:
     """Return what each rank does in a simulated step: see `make_actions`."""
     plan = step.plan
+    _refuse_empty(plan)
     _refuse(plan)
     _refuse_at_once(step)
     order = [placed for _, placed in sorted(_Lowering(step).actions())]
@@ -108,6 +109,16 @@ def sending_end(plan: Plan, event: Event, ranks: Mapping[int, int]) -> Action:
     ends = ranks[event.source], ranks[event.gpu]
     part = Part(*ends, transfer.chunk, transfer.chunks, transfer.mode == "reduce")
     return Action(transfer.stage, kind, event.first, 1, None, part)
+
+
+def _refuse_empty(plan: Plan) -> None:
+    for number, stage in enumerate(plan.stages):
+        if stage.is_empty:
+            raise InputError(
+                f"stage {number} has no layers, which only Megatron-LM runs",
+                field=f"stages[{number}].layers",
+                way_out="Export the plan for megatron, or solve for another engine",
+            )
 
 
 def _refuse(plan: Plan) -> None:

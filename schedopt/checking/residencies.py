@@ -168,7 +168,7 @@ def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
         if not isinstance(operation, Operation) or operation.kind == "U":
             continue
         layers = _find_runs(stage) if operation.kind == "R" else all_layers
-        size = max(plan.costs.layers[layer].workspace_bytes or 0 for layer in layers)
+        size = max((plan.costs.layers[layer].workspace_bytes or 0 for layer in layers), default=0)
         if not size:
             continue
         for first in range(operation.shift, operation.shift + every, plan.pattern.k):

@@ -7,6 +7,7 @@ from math import lcm
 from typing import Final
 
 from schedopt.checking.violations import Violation
+from schedopt.engine import may_be_empty
 from schedopt.plan import Plan
 from schedopt.stage import Stage
 
@@ -72,10 +73,14 @@ def find_wrong_layers(plan: Plan) -> Iterator[Violation]:
     following = 0
     for position, stage in enumerate(plan.stages):
         place = f"stage {position}"
-        if stage.last < stage.first:
+        if stage.last < stage.first - 1 or (
+            stage.is_empty and not 0 < position < len(plan.stages) - 1
+        ):
             yield Violation(
                 "layers", place, f"its last layer {stage.last} lies before its first {stage.first}"
             )
+        elif stage.is_empty and not may_be_empty(plan.scope.engine):
+            yield Violation("layers", place, "it has no layers, which only Megatron-LM runs")
         elif stage.first != following:
             yield Violation(
                 "layers", place, f"it starts at layer {stage.first}, but layer {following} is next"

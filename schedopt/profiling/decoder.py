@@ -72,7 +72,13 @@ class Attention:
 
     @classmethod
     def latent(
-        cls, hidden: int, heads: int, ranks: tuple[int, int], head: tuple[int, int, int]
+        cls,
+        hidden: int,
+        heads: int,
+        *,
+        ranks: tuple[int, int],
+        head: tuple[int, int, int],
+        keys: int | None = None,
     ) -> Attention:
         """Return attention through low ranks (DeepSeek-V2, 2024, section 2.1 and appendix C).
 
@@ -91,6 +97,7 @@ class Attention:
             queries=width,
             values=added,
             kept=rank + shared + turned + 2 * width + 2 * added,
+            keys=keys,
         )
 
 

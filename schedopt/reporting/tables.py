@@ -128,13 +128,15 @@ def say_fold(plan: Plan) -> str:
 
 
 def layer_range(stage: Stage) -> str:
-    """Return the numbers of the layers of a stage: 3-5, or 3."""
+    """Return the numbers of the layers of a stage: 3-5, or 3; none if it has no layers."""
+    if stage.is_empty:
+        return "none"
     return f"{stage.first}-{stage.last}" if stage.first < stage.last else str(stage.first)
 
 
 def layer_names(plan: Plan, stage: Stage) -> str:
     """Return the names of the first and the last layer of a stage; empty if they have none."""
-    names = [plan.chain.layers[layer].name for layer in stage.layers]
+    names = [plan.chain.layers[layer].name for layer in stage.layers if not stage.is_empty]
     return printable(" … ".join(dict.fromkeys(name for name in names if name)))
 
 

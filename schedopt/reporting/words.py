@@ -197,6 +197,8 @@ def gpu_sentences(report: PlanReport) -> Iterator[str]:
 
 def name_layers(plan: Plan, stage: Stage) -> str:
     """Return the layers of a stage with their names: layers 0-3 (embed … mlp)."""
+    if stage.is_empty:
+        return "no layers"
     names = layer_names(plan, stage)
     several = "s" if stage.first < stage.last else ""
     return f"layer{several} {layer_range(stage)}" + (f" ({names})" if names else "")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
+from math import comb
 from operator import add, mul
 from typing import NamedTuple
 
@@ -14,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.chain import Layer
-from schedopt.engine import stage_begins
+from schedopt.engine import first_of_predictors, may_be_empty, stage_begins
 from schedopt.network import Resource
 from schedopt.problem import Problem
 from schedopt.solving.engine_costs import GradientExchange, RedoneLayers, sums
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import EngineOrder
 from schedopt.stage import Stage
+from schedopt.transformer_blocks import find_blocks
 
 Array = npt.NDArray[np.int64]
 FirstLayers = tuple[int, ...]
@@ -76,6 +78,7 @@ class EngineCuts:
         self.chain = chain = problem.in_group(grid.tensor)
         platform = problem.platform
         self.places = sorted(stage_begins(chain, problem.scope.engine))
+        self.may_be_empty = may_be_empty(problem.scope.engine)
         self.layers = len(chain.layers)
         self.gpus = [platform.gpus[grid.gpu(rank)] for rank in range(self.ranks)]
         rows = {
@@ -105,7 +108,7 @@ class EngineCuts:
 
     @property
     def exist(self) -> bool:
-        """Whether there are enough places to cut."""
+        """Whether there are as many places as stages."""
         return len(self.places) >= self.parts
 
     def stages(self, begins: FirstLayers) -> list[Stage]:
@@ -155,17 +158,21 @@ class EngineCuts:
 
     def round_trip_ns(self, begin: int, number: int) -> int:
         """Return how long a micro-batch takes there and back behind a stage."""
-        return sum(self.sent_ns(number, begin))
+        return int(self.sent[:, number % self.ranks, begin].sum())
 
     def may_fit(self, begins: FirstLayers) -> bool:
-        """Whether tied layers share a GPU, and weights with what one stage keeps are not too much.
+        """Whether layers lie where they may, and weights with what one stage keeps fit.
 
-        With one stage a GPU that is all but workspaces; with several their most in flight may come
-        at different times.
+        Tied layers share a GPU. With one stage a GPU that is all but workspaces; with several their
+        most in flight may come at different times.
         """
         for group in self.problem.chain.same_gpu:
-            if len({self._rank_of(layer, begins) for layer in group}) > 1:
+            if len({self._stage_of(layer, begins) % self.ranks for layer in group}) > 1:
                 return False
+        if self.predictor is not None and (
+            self._stage_of(self.predictor, begins) < first_of_predictors(self.parts, self.ranks)
+        ):
+            return False
         needs = [self.needs(*stage) for stage in self._ends_of(begins)]
         for rank in range(self.ranks):
             own = needs[rank :: self.ranks]
@@ -196,8 +203,8 @@ class EngineCuts:
         """Return what a stage costs."""
         redone, saved_input = self.redone, self.chain.layers[begin].saved_input_bytes or 0
         again = int(redone.again_ns(begin, end))
-        kept = self.saved[end] - self.saved[begin] + (saved_input if begin else 0)
-        most = max(self.workspaces[begin:end])
+        kept = self.saved[end] - self.saved[begin] + (saved_input if 0 < begin < end else 0)
+        most = max(self.workspaces[begin:end], default=0)
         runs = redone.runs(begin, end)
         if runs and again and end < self.layers and self.ranks > 1:
             largest = max(max(self.workspaces[first : last + 1]) for first, last in runs)
@@ -208,8 +215,23 @@ class EngineCuts:
             running_bytes=int(redone.returned_bytes(begin, end)) + most,
         )
 
-    def _rank_of(self, layer: int, begins: FirstLayers) -> int:
-        return (bisect_left(begins, layer + 1) - 1) % self.ranks
+    def _stage_of(self, layer: int, begins: FirstLayers) -> int:
+        return bisect_left(begins, layer + 1) - 1
+
+    @cached_property
+    def predictor(self) -> int | None:
+        """The first of the layers that predict further tokens and may not lie in any stage."""
+        named = self.problem.scope.engine == "megatron"
+        return find_blocks(self.chain).first_predictor if named else None
+
+    def count_cuts(self) -> int:
+        """Return how many cuts there are, whether they fit or not."""
+        cuts = self.parts - 1
+        return comb(len(self.places) - 1 + max(0, cuts - 1) * self.may_be_empty, cuts)
+
+    def least_places(self, number: int) -> int:
+        """Return how many places a stage has at least."""
+        return int(not (self.may_be_empty and 0 < number < self.parts - 1))
 
     def needs(self, number: int, begin: int, end: int) -> tuple[int, int, int]:
         """Return what a stage takes: work, ns; weights and what it keeps in flight, bytes."""
@@ -239,11 +261,6 @@ class EngineCuts:
         if self.exchange is not None:
             kinds.append(self.exchange.times_ns(ranks[None, :], begins, ends))
         return np.hstack([*kinds, *self.sent[:, ranks[None, :], ends]])
-
-    def sent_ns(self, number: int, end: int) -> tuple[int, int]:
-        """Return how long transfers take behind a stage that ends at a layer: forth and back."""
-        forth, back = self.sent[:, number % self.ranks, end]
-        return int(forth), int(back)
 
     @cached_property
     def sent(self) -> Array:
@@ -312,7 +329,7 @@ class EngineCuts:
         ends = [*first[1:], len(self.places)]
         for more in range(self.parts):
             for less in range(self.parts):
-                if more != less and ends[less] - first[less] > 1:
+                if more != less and ends[less] - first[less] > self.least_places(less):
                     moved = range(min(more, less) + 1, max(more, less) + 1)
                     step = 1 if more < less else -1
                     yield tuple(
@@ -347,7 +364,9 @@ class _Enumeration:
         if number < cuts.ranks:
             self.arrivals[rank] = arrival
         here = bisect_left(cuts.places, begins[-1])
-        ends = cuts.places[here + 1 : len(cuts.places) - left + 1] if left else [cuts.layers]
+        least = here + cuts.least_places(number)
+        most = len(cuts.places) - (1 if cuts.may_be_empty else left) + 1
+        ends = cuts.places[least:most] if left else [cuts.layers]
         for end in ends:
             work, weights, kept = cuts.needs(number, begins[-1], end)
             gpu = cuts.problem.platform.gpus[rank]

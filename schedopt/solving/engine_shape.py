@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
@@ -13,12 +14,21 @@ import numpy.typing as npt
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_order import CriticalPath
 from schedopt.solving.engine_table import RankTable, make_table
+from schedopt.solving.engine_tree import EngineTree
 from schedopt.solving.models.engine_cuts import EngineCutModel
 
 BETWEEN: Final = (2, 6, 13, 22, 38)
 """Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
 MOST_NEIGHBOURS: Final = 300
 """Of a cut, whose longest paths are taken at first."""
+FIRST_LED: Final = 3
+"""Cuts near a bound from which better neighbours are looked for, however long their steps are."""
+LEADING: Final = 1.003
+"""The same for those that are so near to the best one."""
+MANY_PARTS: Final = 16
+"""Stages from which on neighbours take long to be looked at."""
+MOST_RUNS: Final = 6
+"""Of places that cost the same, for which how many of each a stage has is counted."""
 SHORT_S: Final = 1.0
 """How long CP-SAT is asked at first, s."""
 RISE: Final = 2000
@@ -41,12 +51,14 @@ class EngineShape:
         self.asked = 0
         self.most_s = SHORT_S
         self._unknown: int | None = None
-        self._alike = len(cuts.places) > 2
+        self._runs = runs_of(cuts)
         self._model: EngineCutModel | None = None
         self._longest = 0
-        self._path_counts: npt.NDArray[np.int64] | None = None
+        self._path_counts: npt.NDArray[np.float64] | None = None
         self._table = RankTable(0)
         self._best: tuple[int, FirstLayers] | None = None
+        self._tree: EngineTree | None = None
+        self._led = 0
         self.balanced = cuts.balanced()
         self.starts = [self.balanced]
         self.estimate_ns = cuts.bound(self.balanced)
@@ -69,16 +81,67 @@ class EngineShape:
             self.starts.append(table.begins)
 
     @property
+    def grows(self) -> bool:
+        """Whether its cuts can be parted by how many places ranks and stages have."""
+        return bool(self._runs) and not (self._tree is not None and self._tree.is_done)
+
+    def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
+        """Part its cuts where the bound is least, and yield good ones near what bounds them.
+
+        Those that reach a limit, ns, are dropped.
+        """
+        if self._tree is None:
+            self._tree = EngineTree(self.cuts, self._runs, self._paths)
+        for begins in self._tree.grow(limit, stopped):
+            if not self.cuts.may_fit(begins):
+                continue
+            length = self.cuts.schedule_bound(begins)
+            if limit is None or length < limit:
+                yield begins
+            self._led += 1
+            if self._led <= FIRST_LED or length <= LEADING * self.known_ns:
+                yield self.descend(begins, stopped)
+        low = self._tree.low
+        if low is not None:
+            self.low = max(self.low, low)
+        elif limit is None:
+            self.is_open = False
+        else:
+            self.refuted(limit - 1)
+
+    def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
+        """Go from a cut to better neighbours that may fit, as long as there are any."""
+        cuts = self.cuts
+        length = cuts.schedule_bound(here) if cuts.may_fit(here) else None
+        better = True
+        while better and not stopped():
+            better = False
+            for other, least in self.by_paths([*cuts.neighbours(here)]):
+                if length is not None and least >= length:
+                    break
+                if cuts.may_fit(other):
+                    other_length = cuts.schedule_bound(other)
+                    if length is None or other_length < length:
+                        here, length, better = other, other_length, True
+                        break
+        if length is not None:
+            self.keep(length, here)
+        return here
+
+    def best_starts(self) -> list[FirstLayers]:
+        """Return cuts to begin with: the best one, or where cuts are small all of them."""
+        starts = sorted(dict.fromkeys(self.starts), key=self.cuts.schedule_bound)
+        return starts if self.cuts.parts <= MANY_PARTS else starts[:1]
+
+    @property
     def known_ns(self) -> int:
         """The shortest step known, ns; until one was looked at, what nothing is longer than."""
-        return self.cuts.longest_step() if self._best is None else self._best[0]
+        return self.best[0]
 
     @property
     def best(self) -> tuple[int, FirstLayers]:
-        """The shortest step known, ns, which perhaps does not fit, and its cut."""
-        if self._best is None:
-            self._best = self.cuts.schedule_bound(self.balanced), self.balanced
-        return self._best
+        """The shortest step known, ns, of a cut that may fit, and the cut."""
+        return self._best or (self.cuts.longest_step(), self.balanced)
 
     @cached_property
     def _paths(self) -> dict[CriticalPath, None]:
@@ -94,8 +157,9 @@ class EngineShape:
         if not every:
             return
         if self._path_counts is None or len(self._path_counts) < len(self._paths):
-            self._path_counts = np.array([path.counts for path in self._paths], dtype=np.int64)
-        least = (self.cuts.times_of(every) @ self._path_counts.T).max(axis=1)
+            self._path_counts = np.array([path.counts for path in self._paths], dtype=np.float64)
+        # As floats, which are multiplied much faster, and below 2**53 just as exactly.
+        least = (self.cuts.times_of(every).astype(np.float64) @ self._path_counts.T).max(axis=1)
         for number in least.argsort(kind="stable"):
             yield every[number], int(least[number])
 
@@ -115,10 +179,10 @@ class EngineShape:
         The latter where it knows which layers ranks can have for a goal.
         """
         longest = self.cuts.longest_step() if limit is None else limit
-        splits = self._table.within(goal) if self._alike else []
+        splits = self._table.within(goal) if self._runs else []
         if splits or self._model is None or self._longest > 2 * longest:
             self._longest = longest
-            self._model = EngineCutModel(self.cuts, longest, alike=self._alike, splits=splits)
+            self._model = EngineCutModel(self.cuts, longest, runs=self._runs, splits=splits)
             for path in self._paths:
                 self._model.add_path(path)
         return self._model
@@ -153,16 +217,35 @@ class EngineShape:
             self._model.add_path(path)
         self.keep(length, begins)
         if not new:
-            if self._alike:
+            if self._runs:
                 self._tell_apart()
             else:
                 self._model.forbid(begins)
         return length
 
     def keep(self, length: int, begins: FirstLayers) -> None:
-        """Keep the cut with the shortest step, ns."""
-        self._best = min(self.best, (length, begins))
+        """Keep the cut with the shortest step, ns, of those that may fit."""
+        if length < self.known_ns and self.cuts.may_fit(begins):
+            self._best = length, begins
 
     def _tell_apart(self) -> None:
         """Go on with a model in which places have times of their own."""
-        self._alike, self._model, self._unknown = False, None, None
+        self._runs, self._model, self._unknown = [], None, None
+
+
+def runs_of(cuts: EngineCuts) -> list[range]:
+    """Return places in a row that cost the same, or all but the first and the last one as one run.
+
+    None where there are too few of them.
+    """
+    last = len(cuts.places) - 1
+    if last < 2:
+        return []
+    parts = [
+        tuple(replace(layer, name="") for layer in cuts.chain.layers[begin:end])
+        for begin, end in pairwise((*cuts.places, cuts.layers))
+    ]
+    begins = [1, *(place for place in range(2, last) if parts[place] != parts[place - 1])]
+    if len(begins) > MOST_RUNS:
+        begins = [1]
+    return [range(begin, end) for begin, end in pairwise((0, *begins, last, last + 1))]

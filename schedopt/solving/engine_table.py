@@ -9,6 +9,7 @@ are at least. The least step is the one within which all ranks together can have
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +27,8 @@ NEVER: Final = 1 << 60
 """Longer than any step, ns."""
 MOST_SPLITS: Final = 400_000
 """Of a rank that are looked at."""
+BEYOND: Final = Fraction(5, 4)
+"""Of what a balanced cut takes at least: splits that take longer are left out."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,19 @@ class RankTable:
     splits : tuple of ((N, v) array, (N,) array)
         For each rank how many layers of the middle its stages may have, and how long a step then
         is at least, ns. Empty where too many are possible.
+    reach_ns : int
+        All splits are there with which a step may be shorter than this.
     """
 
     bound_ns: int | None
     begins: FirstLayers | None = None
     splits: tuple[tuple[Array, Array], ...] = ()
+    reach_ns: int = NEVER
 
     def within(self, longest_ns: int) -> list[Array]:
-        """Return for each rank the splits with which a step may be so short."""
+        """Return for each rank the splits with which a step may be so short; none: any."""
+        if longest_ns >= self.reach_ns:
+            return []
         return [splits[steps <= longest_ns] for splits, steps in self.splits]
 
 
@@ -81,25 +89,28 @@ def make_table(cuts: EngineCuts) -> RankTable:
     count = len(cuts.places)
     middle = count - 2
     own = cuts.chunks
-    # Each stage has a layer at least, those at the ends perhaps what lies there alone.
-    needed = max(0, cuts.parts - 2)
+    # Stages at the ends may have what lies there alone.
+    needed = sum(map(cuts.least_places, range(1, cuts.parts - 1)))
     most = middle - max(0, needed - own)
     if middle < max(1, needed):
         return RankTable(0)
+    table = _Table(cuts)
+    each = cuts.count * (table.middle.forward + table.middle.backward)
+    reach = NEVER
+    if each:
+        within = int(BEYOND * cuts.bound(cuts.balanced())) // each
+        if within < most:
+            most, reach = within, each * (within + 1)
     if most < 0 or comb(most + own, own) > MOST_SPLITS:
-        return RankTable(_work(cuts) // cuts.ranks)
-    return _Table(cuts, most).solve()
-
-
-def _work(cuts: EngineCuts) -> int:
-    return cuts.count * min(row[-1] for row in cuts.work)
+        return RankTable(cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
+    return table.solve(most, reach)
 
 
 class _Table:
     """The splits of one rank after the other."""
 
-    def __init__(self, cuts: EngineCuts, most: int) -> None:
-        self.cuts, self.most = cuts, most
+    def __init__(self, cuts: EngineCuts) -> None:
+        self.cuts = cuts
         costs = PlaceCosts.of(cuts)
         units = [
             _Unit(*row)
@@ -131,6 +142,8 @@ class _Table:
         if not any(costs.may_redo):
             self.redone = 0
         parts, ranks = cuts.parts, cuts.ranks
+        self.inside = 0 if cuts.may_be_empty else 1
+        """Places that stages have at least which are neither the first nor the last one."""
         self.ahead, self.back = (
             [int(row[1:-1].min(initial=NEVER)) for row in way] for way in cuts.sent
         )
@@ -138,22 +151,27 @@ class _Table:
         self.all_ahead = sum(self.ahead[rank] for rank in hops)
         self.all_back = sum(self.back[rank] for rank in hops)
 
-    def solve(self) -> RankTable:
-        """Return the least step in which all ranks together can have all layers."""
+    def solve(self, most: int, reach: int) -> RankTable:
+        """Return the least step in which all ranks together can have all layers.
+
+        With more than `most` of them a rank takes `reach`, ns, or longer.
+        """
         values = np.full((self.cuts.ranks, self.middle_count + 1), NEVER, dtype=np.int64)
         chosen = np.zeros(
             (self.cuts.ranks, self.middle_count + 1, self.cuts.chunks), dtype=np.int64
         )
-        found = [self._steps(rank) for rank in range(self.cuts.ranks)]
+        found = [self._steps(rank, most) for rank in range(self.cuts.ranks)]
         for rank, (splits, steps) in enumerate(found):
             order = np.argsort(steps, kind="stable")[::-1]
             totals = splits.sum(axis=1)
             values[rank, totals[order]] = steps[order]
             chosen[rank, totals[order]] = splits[order]
         bound = self._least(values)
-        if bound is None:
+        if bound is None and reach == NEVER:
             return RankTable(None)
-        return RankTable(bound, self._layout(values, chosen, bound), tuple(found))
+        if bound is None or bound >= reach:
+            return RankTable(reach)
+        return RankTable(bound, self._layout(values, chosen, bound), tuple(found), reach)
 
     def _least(self, values: Array) -> int | None:
         """Return the least step by which ranks can have all layers."""
@@ -197,14 +215,14 @@ class _Table:
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
         return tuple(self.cuts.places[place] for place in begins)
 
-    def _steps(self, rank: int) -> tuple[Array, Array]:
+    def _steps(self, rank: int, most: int) -> tuple[Array, Array]:
         """Return the splits of a rank that fit, and how long a step is with each, ns."""
         cuts, middle, count = self.cuts, self.middle, self.cuts.count
         is_first, is_last = rank == 0, rank + 1 == cuts.ranks
-        layers = _splits(cuts.chunks, self.most)
-        least = np.ones(cuts.chunks, dtype=np.int64)
-        least[0] -= is_first
-        least[-1] = 0 if is_last else least[-1]
+        layers = _splits(cuts.chunks, most)
+        least = np.full(cuts.chunks, self.inside, dtype=np.int64)
+        least[0] *= not is_first
+        least[-1] *= not is_last
         layers = layers[(layers >= least).all(axis=1)]
         again = np.minimum(layers, self.redone)
         layers, again = self._fitting(rank, layers, again)
@@ -223,8 +241,9 @@ class _Table:
         hop_ahead, hop_back = sum(self.ahead[:rank]), sum(self.back[:rank])
         come = go = 0
         if rank:
-            come = self.first.forward + (rank - 1) * middle.forward + hop_ahead
-            go = self.first.backward + (rank - 1) * (middle.backward + recomputes) + hop_back
+            inside = (rank - 1) * self.inside
+            come = self.first.forward + inside * middle.forward + hop_ahead
+            go = self.first.backward + inside * (middle.backward + recomputes) + hop_back
             go += self.first.exchange
         last = np.maximum(go, exchange[:, 0])
         ahead = self.middle_count * middle.forward + self.all_ahead
@@ -235,7 +254,7 @@ class _Table:
         others = np.minimum(self.redone, self.middle_count - layers.sum(axis=1))
         all_back = back + self.again * (again.sum(axis=1) + others)
         turn = turn_ahead = 0
-        between = cuts.ranks - 2 - rank
+        between = (cuts.ranks - 2 - rank) * self.inside
         if not is_last:
             turn = self.last.backward + between * (middle.backward + recomputes)
             turn += sum(self.back[rank : cuts.ranks - 1])
@@ -270,11 +289,13 @@ class _Table:
             kept[:, place] += min(unit.kept, unit.kept_redone)
         room = self.cuts.gpus[rank].usable_bytes - weights
         any_part, inner = self.workspaces
+        ends = {place % self.cuts.chunks for place, _ in self._ends(rank)}
         fits = np.ones(len(layers), dtype=np.bool_)
         for vector, chunk in self.cuts.order.held_at_backwards[rank]:
             held = kept @ np.array(vector, dtype=np.int64) + self.returned * again[:, chunk]
             if chunk * self.cuts.ranks + rank + 1 < self.cuts.parts:
                 held += np.where(again[:, chunk] > 0, self.awaited, 0)
-            held += np.where(layers[:, chunk] > 0, max(any_part, inner), any_part)
+            alone = any_part if self.inside or chunk in ends else 0
+            held += np.where(layers[:, chunk] > 0, max(any_part, inner), alone)
             fits &= held <= room
         return layers[fits], again[fits]

@@ -75,7 +75,7 @@ def test_the_layout_gives_the_layers_of_each_rank_back(plan: Plan) -> None:
     assert [stage.gpus[0] for stage in plan.stages] == [*range(len(ranks))] * len(ranks[0])
     letters = "".join(stages)
     assert letters == "E" + "t" * found.num_layers + "L"
-    assert all(stages)
+    assert [not row for row in stages] == [stage.is_empty for stage in plan.stages]
     # Transformer layers are numbered through the stages in order.
     numbers = iter(range(found.num_layers))
     for stage, row in zip(plan.stages, stages, strict=True):

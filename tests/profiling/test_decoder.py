@@ -25,7 +25,7 @@ DEEPSEEK_V3 = Decoder(
     hidden=7168,
     ffn=18432,
     vocabulary=129280,
-    attention=Attention.latent(7168, 128, (1536, 512), (128, 64, 128)),
+    attention=Attention.latent(7168, 128, ranks=(1536, 512), head=(128, 64, 128)),
     experts=Experts(count=256, active=8, shared=1, ffn=2048),
     dense=3,
 )

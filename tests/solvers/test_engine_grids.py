@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations_with_replacement
 
 import pytest
 from hypothesis import assume, given
@@ -119,7 +119,7 @@ def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:
                         )
                         plans = [
                             plan
-                            for begins in combinations(places[1:], grid.parts - 1)
+                            for begins in combinations_with_replacement(places[1:], grid.parts - 1)
                             for plan in laid_out(problem, grid, (0, *begins))
                         ]
                         plans.sort(key=lambda plan: -plan.pattern.period_total_ns)

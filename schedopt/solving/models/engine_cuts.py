@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import sub
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from schedopt.engine import first_of_predictors
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.engine_places import PlaceCosts
 
@@ -37,19 +39,26 @@ class EngineCutModel:
     cuts : EngineCuts
     longest_ns : int
         About how long a step takes.
-    alike : bool
-        Take all places but the first and the last one for the least of them: only how many a stage
-        has then counts, which is easier to refute. There are three places at least.
+    runs : sequence of range
+        Places in a row that are taken for the least of each run: only how many of them a stage has
+        then counts, which is easier to refute. The first and the last run are one place each, and
+        there are three runs at least. None: each place for itself.
     splits : sequence of (N, v) array
-        Where all are alike, for each rank how many places its stages may have besides.
+        Where there are runs, for each rank how many places its stages may have besides the first
+        and the last one.
     """
 
     def __init__(
-        self, cuts: EngineCuts, longest_ns: int, *, alike: bool, splits: Sequence[Array] = ()
+        self,
+        cuts: EngineCuts,
+        longest_ns: int,
+        *,
+        runs: Sequence[range],
+        splits: Sequence[Array] = (),
     ) -> None:
         from ortools.sat.python import cp_model as cp
 
-        self.cuts, self.alike, self.splits = cuts, alike, splits
+        self.cuts, self.runs, self.splits = cuts, runs, splits
         self.unit_ns = max(1, longest_ns // PRECISION)
         self.model = cp.CpModel()
         self.ends = [*cuts.places[1:], cuts.layers]
@@ -69,31 +78,62 @@ class EngineCutModel:
         """Return the place at which each stage begins, and the number of places."""
         parts, places = self.cuts.parts, len(self.ends)
         self.begun: list[list[cp_model.IntVar]] = []
-        if self.alike:
-            ends = {0, parts - 1}
-            self.counts = [
-                self.model.new_int_var(int(number not in ends), places - 2, f"count{number}")
-                for number in range(parts)
-            ]
-            self.model.add(sum(self.counts) == places - 2)
-            for rank, splits in enumerate(self.splits):
-                self.model.add_allowed_assignments(
-                    self.counts[rank :: self.cuts.ranks], splits.tolist()
-                )
-            return [0, *(1 + sum(self.counts[:number]) for number in range(1, parts)), places]
+        if self.runs:
+            return self._count_places()
         never, always = (self.model.new_constant(value) for value in (0, 1))
+        apart = int(not self.cuts.may_be_empty)
         for number in range(parts):
             first, last = (number, places - parts + number) if number else (0, 0)
+            if number and not apart:
+                first, last = 1, places - 1
             free = [self.model.new_bool_var(f"begun{number}_{n}") for n in range(first, last)]
             row = [*[never] * first, *free, *[always] * (places - last)]
             for one, other in pairwise(free):
                 self.model.add_implication(one, other)
             for place in range(first, last):
                 if number:
-                    self.model.add_implication(row[place], self.begun[-1][place - 1])
+                    # Only stage 0 has begun at place 0.
+                    before = place - (apart or number == 1)
+                    self.model.add_implication(row[place], self.begun[-1][before])
             self.begun.append(row)
+        if self.cuts.predictor is not None:
+            stage = first_of_predictors(parts, self.cuts.ranks)
+            model_row = self.begun[stage]
+            self.model.add(model_row[bisect_left(self.cuts.places, self.cuts.predictor)] == 1)
         self.begun.append([never] * places)
         return [places - sum(row) for row in self.begun]
+
+    def _count_places(self) -> list[LinearExpr | cp_model.IntVar | int]:
+        """Return the place at which each stage begins, from how many it has of each run."""
+        parts, places, model = self.cuts.parts, len(self.ends), self.model
+        inside = self.runs[1:-1]
+        self.counts = [
+            [model.new_int_var(0, len(run), f"count{number}_{run.start}") for run in inside]
+            for number in range(parts)
+        ]
+        totals: list[LinearExpr | cp_model.IntVar] = []
+        for number, row in enumerate(self.counts):
+            low = self.cuts.least_places(number) if 0 < number < parts - 1 else 0
+            totals.append(model.new_int_var(low, places - 2, f"places{number}"))
+            model.add(totals[-1] == sum(row))
+        for place, run in enumerate(inside):
+            every = [row[place] for row in self.counts]
+            model.add(sum(every) == len(run))
+            # A stage has some of a run only if all of the run before lies in it or in front.
+            for number in range(parts) if place else ():
+                begun = model.new_bool_var(f"begun{number}_{run.start}")
+                model.add(every[number] <= len(run) * begun)
+                ahead = sum(row[place - 1] for row in self.counts[: number + 1])
+                model.add(ahead == len(inside[place - 1])).only_enforce_if(begun)
+        if self.cuts.predictor is not None:
+            last = first_of_predictors(parts, self.cuts.ranks)
+            at = bisect_left(self.cuts.places, self.cuts.predictor)
+            place = next(n for n, run in enumerate(inside) if at in run)
+            if len(inside[place]) == 1:
+                model.add(sum(row[place] for row in self.counts[last:]) == 1)
+        for rank, splits in enumerate(self.splits):
+            model.add_allowed_assignments(totals[rank :: self.cuts.ranks], splits.tolist())
+        return [0, *(1 + sum(totals[:number]) for number in range(1, parts)), places]
 
     def _count_redone(self) -> Sequence[LinearExpr | cp_model.IntVar | int]:
         """Return how many places each stage recomputes: as many as it may, the first ones."""
@@ -108,7 +148,7 @@ class EngineCutModel:
                 (max, map(sub, costs.saved, costs.saved_redone)),
             )
         )
-        if self.alike and not all(costs.may_redo[1:-1]):
+        if any(len({costs.may_redo[place] for place in run}) > 1 for run in self.runs):
             # Places that may not are not told apart: then any number of them, at no cost.
             self.again_ns = self.returned = 0
             self.spared = max(0, self.spared)
@@ -127,9 +167,12 @@ class EngineCutModel:
     def _in_stage(self, number: int, row: Sequence[int]) -> LinearExpr | int:
         """Return the sum of what each place costs that a stage has, row[place], or less."""
         parts = self.cuts.parts
-        if self.alike:
+        if self.runs:
             alone = (row[0] if number == 0 else 0) + (row[-1] if number + 1 == parts else 0)
-            return alone + min(row[1:-1]) * self.counts[number]
+            return alone + sum(
+                min(row[run.start : run.stop]) * count
+                for run, count in zip(self.runs[1:-1], self.counts[number], strict=True)
+            )
         return sum(
             cost * (here - behind)
             for cost, here, behind in zip(
@@ -167,7 +210,7 @@ class EngineCutModel:
             taken = ((both[0] * forth + both[1] * back) // self.unit_ns).tolist()
             least = min(taken)
             total += least
-            if not self.alike:
+            if not self.runs:
                 row = self.begun[number + 1]
                 # The next stage begins behind place k if it has begun at k + 1 and not at k.
                 total += sum(
@@ -206,19 +249,23 @@ class EngineCutModel:
 
     def _workspace(self, number: int) -> int:
         """Return what a stage needs while it runs, bytes."""
-        inside = self.alike and 0 < number < self.cuts.parts - 1
-        return min(self.costs.workspace[1:-1] if inside else self.costs.workspace)
+        inside = 0 < number < self.cuts.parts - 1
+        if inside and self.cuts.may_be_empty:
+            return 0
+        alone = inside and self.runs
+        return min(self.costs.workspace[1:-1] if alone else self.costs.workspace)
 
     def _awaited(self, number: int) -> int:
         """Return what the recompute of a stage holds of the gradient that it waits for, bytes."""
         costs = self.costs
         inside = 0 < number < self.cuts.parts - 1
-        redoes = self.alike and all(costs.may_redo[1:-1]) and min(costs.again[1:-1]) > 0
+        redoes = self.runs and all(costs.may_redo[1:-1]) and min(costs.again[1:-1]) > 0
+        redoes = redoes and not self.cuts.may_be_empty
         return min(costs.awaited[1:-1]) if inside and redoes else 0
 
     def forbid(self, begins: FirstLayers) -> None:
         """Leave one cut out."""
-        if self.alike:
+        if self.runs:
             return
         self.model.add_bool_or(
             [
