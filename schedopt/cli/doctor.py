@@ -18,6 +18,8 @@ EXTRAS: Final = {
     "torch": ("torch", "profiles and runs of models"),
     "hf": ("transformers", "models by name (hf:)"),
     "claims": ("scikit-learn", "the accuracy that papers claim"),
+    "engines": ("megatron-core", "exports against the engines themselves"),
+    "docs": ("sphinx", "the site"),
 }
 """Of each extra the package that it is there for, and what that does."""
 
