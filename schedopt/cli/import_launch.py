@@ -40,7 +40,7 @@ class LaunchOptions:
     tied: Annotated[
         Literal["together", "copied"] | None,
         "Of launch files: layers with tied weights share a GPU (the default), or each has a copy "
-        "wherever it lies; the step then ends without the update.",
+        "wherever it lies, whose gradients are added up.",
     ] = None
     ignore: Annotated[
         list[str] | None,

@@ -188,9 +188,7 @@ REFUSED = [
     (f"{P2} --pipeline-model-parallel-layout Et*4|t*3L", "pipeline-model-parallel-layout",
      "it has 7 transformer layers, and the chain 8"),
     (f"{P2} --pipeline-model-parallel-layout Et*4|t*4mL", "pipeline-model-parallel-layout",
-     "chunk 1 predicts a further token (m), and the chain has no such layer"),
-    (f"{P2} --pipeline-model-parallel-layout Et*4||t*4|L", "pipeline-model-parallel-layout",
-     "chunk 1 is empty"),
+     "1 layers predict a further token (m), and in the chain 0"),
     (f"{P2} --pipeline-model-parallel-layout Et*4|t*4L --num-virtual-stages-per-pipeline-rank 2",
      "num-virtual-stages-per-pipeline-rank",
      "given together with --pipeline-model-parallel-layout"),
@@ -228,7 +226,7 @@ REFUSED = [
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
     (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
-    (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "predict a further token"),
+    (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "1, and the chain has 0 layers"),
     (f"{P2} --my-flag 3", "my-flag", "it is unknown here, and may change the step"),
     (f"{P2} --my-flag --other x", "my-flag", "or the memory; so may --other"),
     (f'{P2} --lr "3', "line 1", "a quote that begins before the end of line 1 never ends"),
@@ -275,7 +273,10 @@ def test_tied_weights_of_the_chain_and_the_file_agree(tmp_path: Path) -> None:
         "--tied copied",
     )
     copies = profile(transformer(copied=((0, 9),)))
-    assert check(read(tmp_path, "megatron-args", text, of=copies).result) == ()
+    found = read(tmp_path, "megatron-args", text, 8, of=copies).result
+    assert check(found) == ()
+    assert found.plan is not None
+    assert found.plan.is_training_step
 
 
 SCRIPT = r"""#!/bin/bash
@@ -359,3 +360,21 @@ def test_the_platform_says_how_many_gpus(tmp_path: Path) -> None:
     path.write_text(f"{UNTIED} {P4}")
     found = import_launch(path, "megatron-args", profile(), Platform(8, 10**6))
     assert found.launch.replicas == 2
+
+
+def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    chain = transformer()
+    predictor = replace(chain.layers[1], name="mtp.0")
+    own = profile(replace(chain, layers=(*chain.layers[:-1], predictor, chain.layers[-1])))
+    text = f"{P2} --mtp-num-layers 1"
+    # Behind the transformer layers, which are split as if it were not there.
+    assert layers_of(megatron(tmp_path, text, 2, of=own)) == [(0, 4), (5, 10)]
+    text += " --pipeline-model-parallel-layout Et*5|t*3mL"
+    assert layers_of(megatron(tmp_path, text, 2, of=own)) == [(0, 5), (6, 10)]
+
+
+def test_stages_inside_may_be_empty(tmp_path: Path) -> None:
+    text = f"{P2} --pipeline-model-parallel-layout Et*4||t*4|L --global-batch-size 4"
+    found = megatron(tmp_path, text, 2)
+    assert layers_of(found) == [(0, 4), (5, 4), (5, 8), (9, 9)]
+    assert check(found.result) == ()

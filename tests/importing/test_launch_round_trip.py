@@ -36,9 +36,6 @@ def engine_steps(draw: st.DrawFn, engine: Engine) -> Plan:
     problem = training_step(chain, drawn.platform, batch, scope, drawn.variants)
     begins = sorted(stage_begins(chain, engine))
     grids = [*grids_of(problem, len(begins))]
-    if engine == "torchtitan":
-        # One rank is no pipeline there, and is not exported.
-        grids = [grid for grid in grids if grid.ranks > 1]
     assume(grids)
     grid: Grid = draw(st.sampled_from(grids))
     others = begins[1:]

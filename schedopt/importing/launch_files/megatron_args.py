@@ -69,7 +69,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     _check_model(settings, chain)
     chunks = _chunks(settings, chain, ranks)
     try:
-        stages = stages_of_chunks(chain, chunks)
+        stages = stages_of_chunks(chain, chunks, "megatron")
     except InputError as error:
         if error.field:
             raise
@@ -124,6 +124,14 @@ def _check_model(settings: Settings, chain: Chain) -> None:
             f"{count}, and the chain has {blocks.count} transformer layers",
             "Give the chain of the model that the file is for",
         )
+    predicted = settings.whole("mtp-num-layers", blocks.predictors, low=0)
+    if predicted != blocks.predictors:
+        settings.refuse(
+            "mtp-num-layers",
+            f"{predicted}, and the chain has {blocks.predictors} layers that predict a further "
+            "token",
+            "Give the chain of the model that the file is for",
+        )
     tied = bool(chain.same_gpu or chain.copied)
     if settings.flag(UNTIED) == tied:
         settings.refuse(
@@ -149,7 +157,8 @@ def _chunks(settings: Settings, chain: Chain, ranks: int) -> Sequence[LayoutChun
             return read_layout(layout, ranks=ranks)
         except InputError as error:
             settings.refuse(LAYOUT, error.rule, error.way_out)
-    return chunks_of(_layers_of_chunks(settings, find_blocks(chain).count, ranks))
+    blocks = find_blocks(chain)
+    return chunks_of(_layers_of_chunks(settings, blocks.count, ranks), blocks.predictors)
 
 
 def _layers_of_chunks(settings: Settings, layers: int, ranks: int) -> list[int]:

@@ -8,13 +8,16 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from schedopt.chain import Chain
+from schedopt.engine import Engine, may_be_empty
 from schedopt.errors import InputError
 from schedopt.importing.launch_files.launch import Layers
 from schedopt.megatron_layout import LayoutChunk
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
 
-def stages_of_chunks(chain: Chain, chunks: Sequence[LayoutChunk]) -> tuple[Layers, ...]:
+def stages_of_chunks(
+    chain: Chain, chunks: Sequence[LayoutChunk], engine: Engine
+) -> tuple[Layers, ...]:
     """Return the layers of a chain on each chunk, in the order of the model.
 
     Raises
@@ -30,16 +33,17 @@ def stages_of_chunks(chain: Chain, chunks: Sequence[LayoutChunk]) -> tuple[Layer
             f"it has {count} transformer layers, and the chain {blocks.count}",
             way_out="Give the chain of the model that the file is for",
         )
+    predicted = sum(chunk.mtp for chunk in chunks)
+    if predicted != blocks.predictors:
+        raise InputError(
+            f"{predicted} layers predict a further token (m), and in the chain {blocks.predictors}",
+            way_out="Give the chain of the model that the file is for",
+        )
     first_of = {first: number for number, (first, _) in reversed([*enumerate(blocks.spans)])}
     begins, place = [], EMBEDDING
     for number, chunk in enumerate(chunks):
-        size = chunk.embedding + chunk.layers + chunk.loss
-        if chunk.mtp:
-            raise InputError(
-                f"chunk {number} predicts a further token (m), and the chain has no such layer",
-                way_out="Leave the m out",
-            )
-        if not size:
+        size = chunk.embedding + chunk.layers + (chunk.mtp > 0) + chunk.loss
+        if not size and not may_be_empty(engine):
             raise InputError(
                 f"chunk {number} is empty, and a stage of a plan has at least one layer",
                 way_out="Give each chunk a layer",
@@ -60,11 +64,19 @@ def spans(begins: Sequence[int], end: int) -> tuple[Layers, ...]:
     return tuple((first, behind - 1) for first, behind in pairwise([*begins, end]))
 
 
-def chunks_of(counts: Sequence[int]) -> tuple[LayoutChunk, ...]:
-    """Return chunks with numbers of transformer layers, the first and last with the ends."""
+def chunks_of(counts: Sequence[int], predictors: int) -> tuple[LayoutChunk, ...]:
+    """Return chunks with numbers of transformer layers, the first and last with the ends.
+
+    What predicts further tokens lies on the last one.
+    """
     last = len(counts) - 1
     return tuple(
-        LayoutChunk(embedding=number == 0, layers=count, loss=number == last)
+        LayoutChunk(
+            embedding=number == 0,
+            layers=count,
+            mtp=predictors if number == last else 0,
+            loss=number == last,
+        )
         for number, count in enumerate(counts)
     )
 

@@ -88,18 +88,13 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
     chain, variants = profile.of_size(launch.samples)
     count = launch.replicas * launch.microbatches
     shared = launch.shard in ("gradient", "parameter")
-    if not chain.knows_gradients or chain.copied:
+    if not chain.knows_gradients:
         if launch.replicas > 1 or launch.tensor > 1:
-            why = (
-                "copies of tied weights, whose gradients no plan adds up yet"
-                if chain.copied
-                else "no gradient_bytes"
-            )
             raise InputError(
-                f"the chain has {why}, and the file {launch.replicas} replicas in tensor groups "
-                f"of {launch.tensor}",
+                f"the chain has no gradient_bytes, and the file {launch.replicas} replicas in "
+                f"tensor groups of {launch.tensor}",
                 field="layers",
-                way_out="Profile the model with schedopt profile, and without tied weights",
+                way_out="Profile the model with schedopt profile",
             )
         scope = Scope(
             allocation="general",

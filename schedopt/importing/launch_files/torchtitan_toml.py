@@ -91,7 +91,7 @@ def read_torchtitan(
     replicas, shard = _replicas(settings, gpus, ranks, tensor)
     chunks = _chunks(settings, chain, ranks)
     try:
-        stages = stages_of_chunks(chain, chunks)
+        stages = stages_of_chunks(chain, chunks, "torchtitan")
     except InputError as error:
         settings.refuse(PARTS if settings.has(PARTS) else RANKS, error.rule, error.way_out)
     samples, count, passes = _batch(settings, ranks, replicas)
