@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final
@@ -16,6 +15,7 @@ from schedopt.solving.engine_order import CriticalPath
 from schedopt.solving.engine_table import RankTable, make_table
 from schedopt.solving.engine_tree import EngineTree
 from schedopt.solving.models.engine_cuts import EngineCutModel
+from schedopt.solving.models.engine_relaxation import layers_of_places
 
 BETWEEN: Final = (2, 6, 13, 22, 38)
 """Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
@@ -51,7 +51,6 @@ class EngineShape:
         self.asked = 0
         self.most_s = SHORT_S
         self._unknown: int | None = None
-        self._runs = runs_of(cuts)
         self._model: EngineCutModel | None = None
         self._longest = 0
         self._path_counts: npt.NDArray[np.float64] | None = None
@@ -63,6 +62,11 @@ class EngineShape:
         self.starts = [self.balanced]
         self.estimate_ns = cuts.bound(self.balanced)
         """About what a balanced cut takes."""
+
+    @cached_property
+    def _runs(self) -> list[range]:
+        """Places in a row that are counted, or none."""
+        return runs_of(self.cuts)
 
     def tabulate(self) -> None:
         """Raise the bound by what links and ranks take, and start from the layers they then have.
@@ -241,10 +245,7 @@ def runs_of(cuts: EngineCuts) -> list[range]:
     last = len(cuts.places) - 1
     if last < 2:
         return []
-    parts = [
-        tuple(replace(layer, name="") for layer in cuts.chain.layers[begin:end])
-        for begin, end in pairwise((*cuts.places, cuts.layers))
-    ]
+    parts = layers_of_places(cuts)
     begins = [1, *(place for place in range(2, last) if parts[place] != parts[place - 1])]
     if len(begins) > MOST_RUNS:
         begins = [1]

@@ -10,12 +10,15 @@ and Shcherbina 2004).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors
 from schedopt.solving.engine_places import PlaceCosts
 
@@ -32,18 +35,15 @@ MEMORY_UNITS: Final = 1 << 16
 """Units of the memory of a GPU."""
 PRICE: Final = 2.0
 """Of what is too much, in steps longer than any for each place, or unit of memory."""
+_COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
 CLOSE: Final = 1e-4
 """An answer is final when its longest path is longer by at most such a part."""
 
 
-def are_alike(cuts: EngineCuts, run: range) -> bool:
-    """Whether all places of a run have layers that cost the same."""
-    places = [*cuts.places, cuts.layers]
-    rows = {
-        tuple(replace(layer, name="") for layer in cuts.chain.layers[places[n] : places[n + 1]])
-        for n in run
-    }
-    return len(rows) == 1
+def layers_of_places(cuts: EngineCuts) -> list[tuple[object, ...]]:
+    """Return what the layers of each place cost: the same for places that are alike."""
+    layers = [*map(_COSTS, cuts.chain.layers)]
+    return [tuple(layers[begin:end]) for begin, end in pairwise((*cuts.places, cuts.layers))]
 
 
 class Branch(NamedTuple):
@@ -78,7 +78,8 @@ class EngineRelaxation:
         self.cuts, parts = cuts, cuts.parts
         self.sizes = [len(run) for run in runs[1:-1]]
         self.is_exact = not 0 < cuts.grid.redone < len(cuts.places) and len(set(cuts.gpus)) == 1
-        self.is_exact &= all(are_alike(cuts, run) for run in runs)
+        places = layers_of_places(cuts)
+        self.is_exact &= all(len(set(places[run.start : run.stop])) == 1 for run in runs)
         """Whether what it says of a whole cut is so."""
         costs = PlaceCosts.of(cuts)
         # Some of a stage only recomputed: then none of it counts.
