@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from schedopt.cli.claims import bench_claims
 from schedopt.cli.hardness import bench_hardness
@@ -171,6 +171,38 @@ def bench_aceso(
 
     effort = make_effort(workers, time_limit, seed=seed)
     run_suite(SUITE, batches, effort, output, resume, data=tables.digest)
+
+
+@suite_command("layouts")
+def bench_layouts(
+    data: Annotated[Path, "FILE: A table of layouts in the format of the published ones."] = SHIPPED
+    / "published"
+    / "layouts"
+    / "layouts.json",
+    quick: bool = False,
+    time_limit: Annotated[float, "S: CPU seconds for each layout."] = 30.0,
+    output: Path = RESULTS / "layouts.jsonl",
+    resume: bool = True,
+) -> None:
+    """Score layouts of Megatron-LM that people set by hand, and find better ones or prove them.
+
+    Each is run in Megatron-LM's order on a chain of the shape of its model, beside the best layout
+    for the same pipeline ranks and chunks, with a bound on all of them.
+
+    Examples
+    --------
+    schedopt bench layouts --quick
+
+    schedopt bench layouts --data layouts.json -o mine.jsonl
+    """
+    from schedopt.bench.layouts.rows import read_rows
+    from schedopt.bench.layouts.suite import SUITE, layout_cases
+    from schedopt.bench.published.tables import Tables
+
+    tables = Tables(data.parent)
+    cases = layout_cases(read_rows(tables, data.stem), quick=quick)
+    effort = make_effort(1, time_limit)
+    run_suite(SUITE, lambda _: [cases], effort, output, resume)
 
 
 @suite_command("running")

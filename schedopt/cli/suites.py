@@ -74,12 +74,16 @@ def _options(context: typer.Context) -> None:
 def suite_command(name: str, epilog: str = EXIT_CODES, **defaults: str) -> Callable[[Any], Any]:
     """Return what registers a function as a command, whose options are those of `OPTIONS`.
 
+    But for those that it annotates itself.
+
     `defaults` says of options what they are by default, where that is not in the signature.
     """
 
     def register(function: Any) -> Any:
         hints = get_type_hints(function, include_extras=True)
         for option in hints.keys() & OPTIONS.keys():
+            if hasattr(hints[option], "__metadata__"):
+                continue
             said = OPTIONS[option]
             if option in defaults:
                 said = f"{said} Default: {defaults[option]}."
