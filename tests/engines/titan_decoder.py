@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import MagicMock
 
@@ -71,8 +72,6 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def exported_config(folder: str) -> Any:
     """Return what an export makes of torchtitan's configurations."""
-    from types import SimpleNamespace
-
     configs = load("torchtitan.config")
     made = SimpleNamespace(
         parallelism=configs.ParallelismConfig(),
