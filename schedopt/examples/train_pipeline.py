@@ -18,6 +18,7 @@ precision, put ``torch.autocast`` around `Pipeline.step`.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -88,8 +89,16 @@ def draw(samples: int, step: int) -> dict[str, Tensor]:
 
 
 def main(plan: str, state: str = "") -> None:
-    """Train, and print the loss where the last stage lies; with `state` go on from there."""
+    """Train in one of all processes."""
     dist.init_process_group("gloo")
+    train(plan, state)
+    # The threads of process groups end with the last that holds these, and so before Python does.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(plan: str, state: str) -> None:
+    """Train, and print the loss where the last stage lies; with `state` go on from there."""
     pipe = pipeline(build(), Result.load(plan), MICROBATCHES)
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)
     if state and Path(state).exists():
@@ -108,7 +117,6 @@ def main(plan: str, state: str = "") -> None:
         print(f"evaluation: loss {loss:.3f}", flush=True)
     if state:
         pipe.save(state, optimizer)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
