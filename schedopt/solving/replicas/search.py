@@ -99,6 +99,7 @@ class StepSearch:
             self._uniform = []
         self._seen: set[tuple[StageChoice, ...]] = set()
         self._starts: list[Proposal] = []
+        self._told_ns = NEVER
 
     def start(self, stages: Sequence[Stage], depth: Sequence[int] | None = None) -> None:
         """Try stages that somebody else chose, with and without shards.
@@ -140,10 +141,9 @@ class StepSearch:
         In a fold g the job is g times the same with P / g GPUs, or at least all replicas are
         multiples of g: micro-batches of different residue modulo g never meet.
         """
-        best = self.candidates.best[0].makespan_ns if self.candidates.best else NEVER
         for _ in self._propose():
-            if self.candidates.best and self.candidates.best[0].makespan_ns < best:
-                best = self.candidates.best[0].makespan_ns
+            if self.candidates.best and self.candidates.best[0].makespan_ns < self._told_ns:
+                self._told_ns = self.candidates.best[0].makespan_ns
                 yield self.candidates.lighten(self.candidates.best[0])
             if self.candidates.is_over():
                 return
