@@ -50,7 +50,9 @@ def sum_over(parameters: Iterable[Tensor], replicas: dist.ProcessGroup) -> None:
         _sum_bucket(bucket, replicas)
 
 
-def clip_by_norm(weights: Iterable[Weight], max_norm: float, norm_type: float) -> Tensor:
+def clip_by_norm(
+    weights: Iterable[Weight], max_norm: float, norm_type: float, device: torch.device
+) -> Tensor:
     """Scale the gradients of all processes down to a norm of all of them; return what it was.
 
     Each part of a parameter counts once, wherever and however often it lies.
@@ -63,7 +65,6 @@ def clip_by_norm(weights: Iterable[Weight], max_norm: float, norm_type: float) -
         for one, grad in trained
         if one.counts and grad.numel()
     ]
-    device = trained[0][1].device if trained else next(iter(found))[0].local.device
     zero = torch.zeros((), dtype=torch.float64, device=device)
     if math.isinf(norm_type):
         total = torch.stack([zero, *norms]).max()

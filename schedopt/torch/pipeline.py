@@ -272,7 +272,8 @@ class Pipeline:
         InputError
             If one of them is no number above 0.
         """
-        return clip_by_norm(self._owned.parameters, max_norm, norm_type)
+        device = self.stages[0].device
+        return clip_by_norm(self._owned.parameters, max_norm, norm_type, device)
 
     @telling_torchrun()
     def save(
