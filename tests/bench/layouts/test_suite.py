@@ -93,16 +93,14 @@ def test_the_results_are_of_the_shipped_table() -> None:
     rows = of_family(records, "layouts")
     keys = [{name: row[name] for name in case.key} for row, case in zip(rows, cases, strict=True)]
     assert keys == [case.key for case in cases]
-    missed = [*SUITE.misses(records)]
-    assert len(missed) == 1
-    assert missed[0].startswith("glm-5 13 x 2, rows[29]: the bound is 1.45% below")
+    assert not [*SUITE.misses(records)]
     assert len(cases) == 30
     for row in rows:
         hand, best, bound = (
             Fraction(*row[name]) for name in ("hand_exact", "period_exact", "bound_exact")
         )
         assert bound <= best <= hand
-        assert bound >= best * Fraction(98, 100)
+        assert bound >= best * Fraction(99, 100)
         read_layout(row["best_layout"], ranks=row["pp"])
 
 
