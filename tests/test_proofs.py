@@ -25,7 +25,7 @@ ROOMS = (
     "account actions bounds checking comparing exporting families formats importing profiling "
     "running simulation solvers solving sweeping systems"
 )
-OTHERS = ("megatron.py", "devices.py")
+OTHERS = ("megatron.py", "megatron_args.py", "shell.py", "devices.py")
 """Modules that name options of other programs."""
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 

@@ -86,5 +86,5 @@ def _no_grid(number: int, rule: str) -> InputError:
     return InputError(
         f"stage {number} {rule}, which is no grid of pipelines side by side",
         field=f"stages[{number}].gpus",
-        way_out="Solve with --for torch, or run it with the backend p2p of schedopt run",
+        way_out='Solve with Scope(engine="torch"), or run it with the backend p2p of schedopt run',
     )

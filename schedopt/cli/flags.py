@@ -15,6 +15,9 @@ OPTIONS: Final = {
     "Estimator.on": "--on",
     "Job(model=None)": "--synthetic",
     "Job.device": "--device",
+    "Pipeline.partition": "--partition",
+    "Pipeline.stages": "--stages",
+    "Pipeline.tensor": "--tensor-parallel",
     "Platform.bandwidth": "--bandwidth",
     "Platform.gpus": "--gpus",
     "Problem.stages": "--fix",
@@ -31,7 +34,9 @@ OPTIONS: Final = {
     "Scope.split_backward": "--split-backward",
     "Scope.tensor": "--tensor-parallel",
     "import_chain.source": "--from",
+    "import_launch.ignored": "--ignore",
     "solve.batch": "--batch",
+    "tied_weights.copy_tied_weights": "--tied copied",
 }
 """What the library calls that which an option sets."""
 SUGGESTIONS: Final = {

@@ -128,7 +128,7 @@ class Job:
                     f"stage {number} runs in tensor groups of {stage.tensor} GPUs, and stage 0 in "
                     f"groups of {self.tensor}: groups of several sizes are not run yet",
                     field=f"stages[{number}].tensor",
-                    way_out="Solve with --for torch, or with groups of one size",
+                    way_out='Solve with Scope(engine="torch"), or with groups of one size',
                 )
             if stage.tensor > 1 and (self.model is None or self.backend != "p2p"):
                 how = "synthetic layers" if self.model is None else f"the backend {self.backend}"

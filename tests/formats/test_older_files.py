@@ -154,5 +154,6 @@ def test_systems_compare_as_they_did(tmp_path: Path) -> None:
 
 
 def _but_for_memory(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a row said then; plans are there since."""
-    return {name: value for name, value in row.items() if name not in (*MEMORY, "plan")}
+    """Return what a row said then; plans and samples are there since."""
+    since = ("plan", "samples")
+    return {name: value for name, value in row.items() if name not in (*MEMORY, *since)}

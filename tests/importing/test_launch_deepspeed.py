@@ -196,7 +196,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (BATCH | {"zero_optimization": {"stage": 3}}, "zero_optimization.stage",
      "3 beside a pipeline, which DeepSpeed refuses"),
     (BATCH | {"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "DeepSpeed has 0 to"),
-    (BATCH | {"pipeline": {"stages": 4}}, "pipeline.stages", "4, and --stages says 2"),
+    (BATCH | {"pipeline": {"stages": 4}}, "pipeline.stages", "4, and 2 were given besides"),
     (BATCH | {"tensor_parallel": {"autotp_size": 4}}, "pipeline.stages",
      "2 (pipeline) x 4 (tensor) are 8 GPUs, and the platform has 4, no multiple of that"),
     (BATCH | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},

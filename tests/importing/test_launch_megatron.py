@@ -244,7 +244,7 @@ def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
         lambda: read(tmp_path, "megatron-args", f"{UNTIED} --tensor-model-parallel-size 4"),
         "variants",
         "none of 1 samples is for tensor groups of 4",
-        "Profile the model with --tensor-parallel 1,4 and --batch 1",
+        "Profile the model in groups of 1 and 4 GPUs, with micro-batches of 1 samples",
     )
     text = "--untie-embeddings-and-output-weights --micro-batch-size 2"
     assert_refused(lambda: read(tmp_path, "megatron-args", text), "variants", "micro-batches of 2")
@@ -270,7 +270,7 @@ def test_tied_weights_of_the_chain_and_the_file_agree(tmp_path: Path) -> None:
         lambda: read(tmp_path, "megatron-args", text, of=tied),
         "layers",
         "layers 0 and 9 have the same weights, and lie on ranks 0 and 3 by the file",
-        "--tied copied",
+        "copy_tied_weights",
     )
     copies = profile(transformer(copied=((0, 9),)))
     found = read(tmp_path, "megatron-args", text, 8, of=copies).result

@@ -101,7 +101,8 @@ def read_deepspeed(
             f"{ranks} (pipeline) x {tensor} (tensor) are {ranks * tensor} GPUs, and the platform "
             f"has {gpus}, no multiple of that",
             field=STAGES,
-            way_out="Name the GPUs that it runs on, or other sizes (--stages, --tensor-parallel)",
+            way_out="Name the GPUs that it runs on, or other sizes (Pipeline.stages, "
+            "Pipeline.tensor)",
         )
     samples, count = _batch(settings, replicas)
     stages = _stages(chain, ranks, pipeline.partition)
@@ -171,7 +172,7 @@ def _read_export(
         raise InputError(
             f"{path.name} says how the pipeline is cut",
             field="partition",
-            way_out="Leave --stages, --partition and --tensor-parallel out",
+            way_out="Leave Pipeline.stages, Pipeline.partition and Pipeline.tensor out",
         )
     values = read_assignments(text)
     for name in ("PARTS", "TOPOLOGY", "CONFIG"):
@@ -207,7 +208,7 @@ def _ranks(settings: Settings, pipeline: Pipeline) -> int:
     written = None if told in (None, "auto") else settings.whole(STAGES)
     if written is not None and pipeline.stages not in (None, written):
         settings.refuse(
-            STAGES, f"{written}, and --stages says {pipeline.stages}", "Keep one of them"
+            STAGES, f"{written}, and {pipeline.stages} were given besides", "Keep one of them"
         )
     return pipeline.stages or written or 1
 
@@ -218,7 +219,7 @@ def _tensor(settings: Settings, pipeline: Pipeline) -> int:
     if written is not None and pipeline.tensor not in (1, written):
         settings.refuse(
             AUTO_TENSOR,
-            f"{written}, and --tensor-parallel says {pipeline.tensor}",
+            f"{written}, and {pipeline.tensor} were given besides",
             "Keep one of them",
         )
     return written or pipeline.tensor

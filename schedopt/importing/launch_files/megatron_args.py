@@ -296,6 +296,6 @@ def _refuse_selective(settings: Settings, name: str) -> None:
     settings.refuse(
         name,
         "parts of a layer are computed again, and the chain has times and bytes of whole layers",
-        f"Measure the chain with it and say --ignore {name}, or recompute whole layers "
-        "(--recompute-granularity full)",
+        f"Measure the chain with it and say import_launch(ignored={name}), or recompute whole "
+        "layers (--recompute-granularity full)",
     )

@@ -221,7 +221,7 @@ class Settings:
         each = " for each of them" if several else ""
         return (
             f"Leave it out of the file, or, if it changes neither for the chain that was "
-            f"measured, say --ignore {key}{each}"
+            f"measured, say import_launch(ignored={key}){each}"
         )
 
     def check_ignored(self, needed: Collection[str]) -> None:

@@ -83,7 +83,7 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             f"none is for micro-batches of {launch.samples} samples, as the file has them, but for "
             f"{' and '.join(map(str, profile.sizes))}",
             field="variants",
-            way_out=f"Profile the model with --batch {launch.samples}",
+            way_out=f"Profile the model with micro-batches of {launch.samples} samples",
         )
     chain, variants = profile.of_size(launch.samples)
     count = launch.replicas * launch.microbatches
@@ -121,8 +121,8 @@ def _check_groups(launch: Launch, problem: Problem) -> None:
             f"none of {launch.samples} samples is for tensor groups of {launch.tensor}, as the "
             "file has them",
             field="variants",
-            way_out=f"Profile the model with --tensor-parallel 1,{launch.tensor} and --batch "
-            f"{launch.samples}",
+            way_out=f"Profile the model in groups of 1 and {launch.tensor} GPUs, with "
+            f"micro-batches of {launch.samples} samples",
         )
     if launch.shard == "optimizer":
         problem.chain.require(
@@ -145,8 +145,7 @@ def _check_ties(launch: Launch, problem: Problem) -> None:
             raise InputError(
                 f"layers {layers} have the same weights, and lie on ranks {told} by the file",
                 field="layers",
-                way_out="Give each a copy of them, as engines do: --tied copied, or "
-                "schedopt.tied_weights.copy_tied_weights",
+                way_out="Give each a copy of them, as engines do (tied_weights.copy_tied_weights)",
             )
 
 

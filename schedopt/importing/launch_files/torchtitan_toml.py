@@ -376,7 +376,8 @@ def _recompute(
                 EVERY,
                 "operations are chosen that are computed again, and the chain has times and bytes "
                 "of whole layers",
-                "Measure the chain with it and say --ignore mode, or recompute whole layers",
+                "Measure the chain with it and say import_launch(ignored=mode), or recompute whole "
+                "layers",
             )
         every = settings.whole(EVERY, 2, low=0)
         every = every or 1
