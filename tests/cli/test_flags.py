@@ -11,6 +11,7 @@ from typer.main import get_command
 from schedopt import InputError, Platform, Problem, Scope
 from schedopt.cli.app import app
 from schedopt.cli.flags import OPTIONS, SUGGESTIONS, say_note, say_ways, with_options
+from schedopt.importing.launch_files.deepspeed_json import Pipeline
 from schedopt.profiling.profiler import Estimator
 from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.running.job import Job
@@ -46,16 +47,23 @@ def test_the_options_and_the_fields_are_there() -> None:
     owners = {
         "Estimator": Estimator,
         "Job": Job,
+        "Pipeline": Pipeline,
         "Platform": Platform,
         "Problem": Problem,
         "Scope": Scope,
     }
     known_of = {name: {one.name for one in fields(owner)} for name, owner in owners.items()}
-    known_of |= {"import_chain": {"source"}, "solve": {"batch"}}
+    known_of |= {
+        "import_chain": {"source"},
+        "import_launch": {"ignored"},
+        "solve": {"batch"},
+        "tied_weights": {"copy_tied_weights"},
+    }
     for name, option in OPTIONS.items():
         owner, field = re.findall(r"\w+", name)[:2]
         known = known_of[owner]
-        assert (field in known | {"bandwidth"}, option in options) == (True, True), name
+        flag = option.partition(" ")[0]
+        assert (field in known | {"bandwidth"}, flag in options) == (True, True), name
     for words in SUGGESTIONS.values():
         assert set(re.findall(r"--[a-z-]+", words)) <= options
 
