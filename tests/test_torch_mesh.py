@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from schedopt import Chain, Stage
+from schedopt import Chain, InputError, Stage
 from schedopt.profile import Variant
 from schedopt.profiling import Profiler, as_model
 from schedopt.tied_weights import copy_tied_weights
+from schedopt.torch.checkpoints import _take_place
 from tests.meshes import (
     MICROBATCHES,
     Shape,
@@ -236,6 +237,27 @@ def test_another_optimizer_or_what_is_no_checkpoint_is_refused(
         assert "a parameter that this process has not" in parameter
         assert "cannot be read: UnpicklingError" in broken
         assert "is no checkpoint" in folder
+
+
+def test_the_checkpoint_before_stays_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, part = tmp_path / "state", tmp_path / "state.part"
+    for folder in (before, part):
+        folder.mkdir()
+        (folder / ".metadata").write_text(folder.name)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self == part:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(InputError, match="No space left on device"):
+        _take_place(before, part)
+    assert (before / ".metadata").read_text() == "state"
+    assert (part / ".metadata").read_text() == "state.part"
 
 
 def test_a_checkpoint_of_another_model_changes_nothing(

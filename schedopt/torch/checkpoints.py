@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -150,6 +151,14 @@ def _optimizer_state(own: Owned, optimizer: torch.optim.Optimizer) -> dict[str, 
                 found[name] = value
             elif value.shape == parameter.shape:
                 found[name] = _block(weight, value)
+            elif value.numel() > 1 and weight.local.shape != weight.shape:
+                raise InputError(
+                    f"what it keeps of {weight.name} as {key} has another shape than the "
+                    "parameter, of which this process has a part",
+                    field="optimizer",
+                    way_out="Take one whose state has the shape of the parameter, such as AdamW, "
+                    "or save without it",
+                )
             else:
                 found[name] = Block.whole(value)
     return found
@@ -319,7 +328,17 @@ def _take_place(path: Path, part: Path) -> None:
     """Let a checkpoint that is whole take the place of the one before."""
     before = path.with_name(path.name + ".before")
     shutil.rmtree(before, ignore_errors=True)
-    if path.exists():
-        path.rename(before)
-    part.rename(path)
+    try:
+        if path.exists():
+            path.rename(before)
+        part.rename(path)
+    except OSError as error:
+        if before.exists() and not path.exists():
+            with suppress(OSError):
+                before.rename(path)
+        raise InputError(
+            f"it cannot be replaced: {error.strerror or error}",
+            field=str(path),
+            way_out=f"The new checkpoint is whole, and lies in {part.name}: rename that folder",
+        ) from error
     shutil.rmtree(before, ignore_errors=True)

@@ -296,7 +296,7 @@ class Pipeline:
         ------
         InputError
             If the folder cannot be written or is no checkpoint, or the optimizer has other
-            parameters.
+            parameters, or keeps something of another shape for a parameter that is cut.
         """
         save_state(folder, self._owned, optimizer, self._agreement)
 
