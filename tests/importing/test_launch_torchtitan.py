@@ -185,6 +185,33 @@ def test_activation_checkpointing(
     assert check(found.result) == ()
 
 
+@pytest.mark.parametrize("name", ["mode", "selective_ac_option"])
+def test_what_the_chain_was_measured_with_is_left_out_as_the_refusal_says(
+    tmp_path: Path, name: str
+) -> None:
+    rest = "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'"
+    found = titan(tmp_path, f"{PP} = 2", 2, rest=rest, ignored=[name])
+    assert found.launch.recompute == ((), ())
+
+
+V_ROWS = """\
+0F0,3F0,3B0,0B0
+1F0,2F0,2B0,1B0
+"""
+
+
+def test_every_other_layer_of_a_rank_is_counted_where_its_stages_lie(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(V_ROWS)
+    parts = (
+        "module_fqns_per_model_part = [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2'], "
+        "['layers.3', 'layers.4'], ['layers.5', 'layers.6', 'layers.7', 'norm', 'output']]"
+    )
+    found = titan(tmp_path, f"{CSV}; {parts}", 2, training="local_batch_size = 1", rest="")
+    assert found.launch.homes == (0, 1, 1, 0)
+    # Rank 0 has layers 1, 6, 7 and 8 of the chain, rank 1 layers 2, 3, 4 and 5.
+    assert found.launch.recompute == ((), ((3, 3),), ((5, 5),), ((6, 6), (8, 8)))
+
+
 def test_gpipe_runs_all_forwards_first(tmp_path: Path) -> None:
     found = titan(tmp_path, f"{PP} = 2; pipeline_parallel_schedule = 'GPipe'", 2)
     assert found.result.plan is not None

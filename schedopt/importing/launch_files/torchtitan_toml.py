@@ -112,7 +112,7 @@ def read_torchtitan(
         samples=samples,
         microbatches=count * passes,
         shard=shard,
-        recompute=tuple(_recompute(settings, chain, stages, ranks)),
+        recompute=tuple(_recompute(settings, chain, stages, homes or _in_turn(stages, ranks))),
         rows=rows,
         homes=homes,
         notes=(*settings.refuse_others("torchtitan"), *_say_passes(replicas, passes, shard)),
@@ -349,7 +349,7 @@ def _read_rows(
     """Return the rows of a CSV file; None where they are those of the engine."""
     with naming_file(path):
         rows, homes = read_csv(read_file(path)[0], ranks, stages, count)
-    usual = homes == tuple(stage % ranks for stage in range(stages))
+    usual = homes == _in_turn(range(stages), ranks)
     chunks = stages // ranks
     if usual and (chunks == 1 or count % ranks == 0):
         own = engine_rows(ranks, chunks, [*engine_order(ranks, chunks, count)])
@@ -357,10 +357,19 @@ def _read_rows(
     return rows, homes
 
 
+def _in_turn(stages: Sequence[object], ranks: int) -> tuple[int, ...]:
+    """Return the rank of each stage where they go round the ranks."""
+    return tuple(number % ranks for number in range(len(stages)))
+
+
 def _recompute(
-    settings: Settings, chain: Chain, stages: Sequence[Layers], ranks: int
+    settings: Settings, chain: Chain, stages: Sequence[Layers], homes: Sequence[int]
 ) -> Iterator[tuple[Layers, ...]]:
     """Yield what each stage computes again: all transformer layers, every n-th of a rank, none."""
+    if any(name in settings.values and not settings.has(name) for name in (MODE, EVERY)):
+        # Left out, since the chain was measured with it.
+        yield from (() for _ in stages)
+        return
     mode = settings.word(MODE, ("full", "selective", "none", "memory_budget"), "selective")
     if mode == "memory_budget":
         settings.refuse(
@@ -370,8 +379,7 @@ def _recompute(
         )
     every = {"full": 1, "none": 0}.get(mode)
     if every is None:
-        option = settings.get(EVERY)
-        if MODE in settings.ignored or option == "op":
+        if settings.get(EVERY) == "op":
             settings.refuse(
                 EVERY,
                 "operations are chosen that are computed again, and the chain has times and bytes "
@@ -382,9 +390,9 @@ def _recompute(
         every = settings.whole(EVERY, 2, low=0)
         every = every or 1
     units = recomputable_units(chain, "torchtitan")
-    before = [0] * ranks
-    for number, stage in enumerate(stages):
-        own, rank = [*units_within(units, stage)], number % ranks
+    before = dict.fromkeys(homes, 0)
+    for rank, stage in zip(homes, stages, strict=True):
+        own = [*units_within(units, stage)]
         yield tuple(
             unit for place, unit in enumerate(own, before[rank] + 1) if every and not place % every
         )
