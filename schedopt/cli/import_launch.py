@@ -99,11 +99,12 @@ def import_launch_file(
     profile = load_profile(options.chain, options.training_state, options.tied or "together")
     pipeline = None
     if source == "deepspeed-json":
-        pipeline = Pipeline(
-            stages=options.stages,
-            partition=options.partition or "parameters",
-            tensor=options.tensor_parallel or 1,
-        )
+        with naming_options({"tensor": "tensor-parallel"}):
+            pipeline = Pipeline(
+                stages=options.stages,
+                partition=options.partition or "parameters",
+                tensor=1 if options.tensor_parallel is None else options.tensor_parallel,
+            )
     with naming_options():
         try:
             found = import_launch(
@@ -194,6 +195,8 @@ def _solve(
             command += [f"--{field.name}", str(value)]
     if options.training_state is not None:
         command += ["--training-state", options.training_state]
+    if options.tied is not None:
+        command += ["--tied", options.tied]
     samples = plan.pattern.k * plan.chain.samples
     return [*command, "--batch", str(samples), "-o", str(output)]
 

@@ -228,6 +228,11 @@ def test_partitions_are_refused(tmp_path: Path, partition: str, rule: str) -> No
     )
 
 
+@pytest.mark.parametrize("field", ["stages", "tensor"])
+def test_sizes_are_refused(field: str) -> None:
+    assert_refused(lambda: Pipeline(**{field: 0}), field, "0 is out of range")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "field", "rule"),
     [
@@ -268,6 +273,12 @@ def test_a_module_of_an_export(tmp_path: Path) -> None:
         lambda: of(MODULE.replace("PARTS", "OTHERS")),
         "PARTS",
         "is not assigned",
+        source=tmp_path / "pipeline.py",
+    )
+    assert_refused(
+        lambda: of(MODULE.replace("[0, 4, 10]", "3")),
+        "PARTS",
+        "is no list",
         source=tmp_path / "pipeline.py",
     )
     assert_refused(lambda: of(MODULE, stages=2), "partition", "pipeline.py says how")

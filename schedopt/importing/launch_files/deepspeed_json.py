@@ -19,11 +19,11 @@ from schedopt.engine import module_count, recomputable_units
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.launch import Launch, Layers
 from schedopt.importing.launch_files.python_values import Code, is_python, read_assignments
-from schedopt.importing.launch_files.settings import Settings
+from schedopt.importing.launch_files.settings import MOST, Settings
 from schedopt.importing.launch_files.splitting import balanced, spans, uniform, units_within
 from schedopt.importing.reading import read_file
 from schedopt.stage import Shard
-from schedopt.validation import show
+from schedopt.validation import check_whole, show
 
 BATCH: Final = "train_batch_size"
 SIZE: Final = "train_micro_batch_size_per_gpu"
@@ -56,6 +56,10 @@ class Pipeline:
     partition: str = "parameters"
     tensor: int = 1
     recompute: tuple[int, ...] | bool | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self, "stages", low=1, high=MOST, optional=True)
+        check_whole(self, "tensor", low=1, high=MOST)
 
 
 def read_deepspeed(
@@ -187,12 +191,14 @@ def _read_export(
         beside = path.with_name(config.file or "")
         with naming_file(beside):
             config = _parse(read_file(beside)[0])
-    if not isinstance(config, dict) or not isinstance(topology, dict):
-        raise InputError(
-            "is no dictionary",
-            field="TOPOLOGY" if isinstance(config, dict) else "CONFIG",
-            way_out="Give pipeline.py as schedopt export wrote it",
-        )
+    kinds = (("CONFIG", config, dict), ("TOPOLOGY", topology, dict), ("PARTS", parts, list))
+    for name, value, kind in kinds:
+        if not isinstance(value, kind):
+            raise InputError(
+                "is no list" if kind is list else "is no dictionary",
+                field=name,
+                way_out="Give pipeline.py as schedopt export wrote it",
+            )
     redone = values.get("RECOMPUTE", ())
     return _flatten(config), Pipeline(
         stages=topology.get("num_pp"),
