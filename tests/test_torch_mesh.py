@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import torch
 from torch import Tensor
 
-from schedopt import Chain, InputError, Stage
+from schedopt import Chain, InputError
+from schedopt.actions import find_grid
 from schedopt.profile import Variant
 from schedopt.profiling import Profiler, as_model
 from schedopt.tied_weights import copy_tied_weights
 from schedopt.torch.checkpoints import _take_place
+from schedopt.torch.copies import find_copies
 from tests.meshes import (
     MICROBATCHES,
     Shape,
@@ -34,7 +38,6 @@ from tests.meshes import (
     train_autocast,
     train_whole,
 )
-from tests.running.local_run import place
 from tests.running.pool import warm_ranks
 from tests.running.replicated import timed
 
@@ -303,10 +306,11 @@ def test_autocast_holds_for_forwards(others: tuple[Path, list[Any], list[Any]]) 
 def test_copies_of_tied_weights_stay_one(tmp_path: Path) -> None:
     chain, _ = profiled((), tied=True)
     assert chain.same_gpu
-    last = len(chain.layers) - 1
     path = tmp_path / "plan.json"
-    stages = Stage(layers=(0, 4), gpus=(0,)), Stage(layers=(5, last), gpus=(1,))
-    save_plan(place(copy_tied_weights(chain), *stages), path)
+    plan = plan_on(Shape(2, 1, 1), copy_tied_weights(chain), ())
+    # The plan sends the gradients of the copies, too.
+    assert {item.source_stage for item in plan.pattern.transfers} == {None, 0, 1}
+    save_plan(plan, path)
     state, half = str(tmp_path / "state"), STEPS // 2
     warm_ranks().run(partial(train, tied=True, save=state), 2, str(path), range(half))
     go_on = partial(train, tied=True, seed=9, load=state)
@@ -314,3 +318,14 @@ def test_copies_of_tied_weights_stay_one(tmp_path: Path) -> None:
     expected = train_whole(range(STEPS), tied=True)
     agree(ranks, expected, slice(half, None))
     assert all("embedding.weight" in rank["weights"] for rank in ranks)
+
+
+def test_copies_of_which_replicas_share_other_parts_are_refused() -> None:
+    chain, _ = profiled((), tied=True)
+    plan = plan_on(Shape(2, 2, 1), copy_tied_weights(chain), ())
+    first, second = plan.stages
+    mixed = replace(plan, stages=(replace(first, shard="optimizer"), second))
+    own = torch.nn.Linear(2, 2, bias=False)
+    pieces: list[Any] = [SimpleNamespace(module=own)] * len(chain.layers)
+    with pytest.raises(InputError, match="have copies of weight, of which replicas share optim"):
+        find_copies(mixed, find_grid(mixed), pieces, {id(own.weight): "weight"}, 0)

@@ -128,7 +128,8 @@ def _refuse(plan: Plan) -> None:
             raise InputError(
                 "the gradients of copies of tied weights are not added up yet where a plan is run",
                 field=f"pattern.transfers[{number}].source_stage",
-                way_out="Keep tied layers together (without copy_tied_weights)",
+                way_out="Train it with schedopt.torch.pipeline, or keep tied layers together "
+                "(without copy_tied_weights)",
             )
         if transfer.tensor not in _SENT:
             raise InputError(

@@ -104,8 +104,8 @@ def _refuse_copies(chain: Chain) -> None:
         raise InputError(
             "runs do not add up the gradients of copied weights",
             field="chain.copied",
-            way_out="Train it with schedopt.torch, run synthetic layers, Job(model=None), or keep "
-            "tied layers together",
+            way_out="Train it with schedopt.torch.pipeline, run synthetic layers, Job(model=None), "
+            "or keep tied layers together",
         )
 
 

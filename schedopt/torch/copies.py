@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from schedopt.actions import Grid
+from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.profiling.pieces import Piece
 from schedopt.torch.weights import Weight, local_part
@@ -42,6 +43,15 @@ class Copies:
                 dist.all_reduce(local_part(gradient), group=group)
 
 
+def without_sums(plan: Plan) -> Plan:
+    """Return a plan without the transfers that add up gradients of copies: `Copies.sum` does it."""
+    pattern = plan.pattern
+    kept = tuple(one for one in pattern.transfers if one.source_stage is None)
+    if len(kept) == len(pattern.transfers):
+        return plan
+    return replace(plan, pattern=replace(pattern, transfers=kept))
+
+
 def find_copies(
     plan: Plan, grid: Grid, pieces: Sequence[Piece], names: Mapping[int, str], number: int
 ) -> Copies:
@@ -57,13 +67,28 @@ def find_copies(
         What the model calls a tensor, by its identity.
     number : int
         Of the process.
+
+    Raises
+    ------
+    InputError
+        If replicas share something else of one copy than of another, so that the parts differ.
     """
     columns = {column[0][0]: place for place, column in enumerate(grid.gpus)}
     places: dict[str, set[int]] = defaultdict(set)
-    for stage in plan.stages:
+    first: dict[str, int] = {}
+    for stage_number, stage in enumerate(plan.stages):
         for layer in stage.layer_range:
             for parameter in pieces[layer].module.parameters():
-                places[names[id(parameter)]].add(columns[stage.gpus[0]])
+                name = names[id(parameter)]
+                places[name].add(columns[stage.gpus[0]])
+                other = first.setdefault(name, stage_number)
+                if grid.replicas > 1 and plan.stages[other].shard != stage.shard:
+                    raise InputError(
+                        f"stages {other} and {stage_number} have copies of {name}, of which "
+                        f"replicas share {plan.stages[other].shard} and {stage.shard}",
+                        field=f"stages[{stage_number}].shard",
+                        way_out="Share the same of all copies, or nothing (--shard none)",
+                    )
     holders: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in sorted(places):
         if len(places[name]) > 1:

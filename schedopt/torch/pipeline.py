@@ -23,7 +23,7 @@ from schedopt.running.model_match import match_part, pieces_in_evaluation
 from schedopt.running.torch_runtime import run_forward, run_step
 from schedopt.torch.agreement import Agreement
 from schedopt.torch.checkpoints import Owned, load_state, save_state
-from schedopt.torch.copies import Copies, find_copies
+from schedopt.torch.copies import Copies, find_copies, without_sums
 from schedopt.torch.gradients import clip_by_norm, kept_apart, sum_over
 from schedopt.torch.mini_batch import MiniBatch
 from schedopt.torch.runs import Run, Runs
@@ -72,7 +72,7 @@ def pipeline(
         As `split`; and for a plan that torch's runtime or FSDP cannot run, another number of
         processes than the plan has GPUs with a stage, or a torch without such a runtime.
     """
-    checked = valid_plan(plan)
+    checked = without_sums(valid_plan(plan))
     actions = make_actions(checked, microbatches)
     grid = find_grid(checked)
     ranks = gpu_ranks(checked)
