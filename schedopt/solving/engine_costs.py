@@ -80,6 +80,11 @@ class RedoneLayers:
         found: Array = self._forward[self._end(begin, end)] - self._forward[begin]
         return found
 
+    @property
+    def most_ns(self) -> int:
+        """How long the recompute of all that stages may recompute takes, ns."""
+        return int(self._forward[-1])
+
     def returned_bytes(self, begin: Numbers, end: Numbers) -> Array:
         """Return what comes back of a micro-batch, bytes."""
         found: Array = self._saved[self._end(begin, end)] - self._saved[begin]

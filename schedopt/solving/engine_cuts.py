@@ -282,8 +282,10 @@ class EngineCuts:
     def longest_step(self) -> int:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""
         platform, layers = self.problem.platform, self.chain.layers
-        sent = sum(platform.longest_transfer_ns(layer.activation_bytes) for layer in layers)
-        work = max(row[-1] for row in self.work) + int(self.redone.again_ns(0, self.layers))
+        # Empty stages send the same once more.
+        longest = platform.longest_transfer_ns(max(layer.activation_bytes for layer in layers))
+        sent = (self.parts - 1) * longest
+        work = max(row[-1] for row in self.work) + self.redone.most_ns
         last = 0
         if self.exchange is not None:
             every = np.arange(self.ranks)

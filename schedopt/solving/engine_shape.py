@@ -184,7 +184,9 @@ class EngineShape:
         """
         longest = self.cuts.longest_step() if limit is None else limit
         splits = self._table.within(goal) if self._runs else []
-        if splits or self._model is None or self._longest > 2 * longest:
+        # Splits for another goal would refute too much.
+        fits = self._model is not None and not (splits or self._model.splits)
+        if self._model is None or not fits or self._longest > 2 * longest:
             self._longest = longest
             self._model = EngineCutModel(self.cuts, longest, runs=self._runs, splits=splits)
             for path in self._paths:
