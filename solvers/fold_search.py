@@ -88,7 +88,7 @@ def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
     layers = tuple(_kept(layer, fold, sharded=sharded) for layer in problem.chain.layers)
     return replace(
         problem,
-        chain=replace(problem.chain, layers=layers),
+        chain=replace(problem.chain, layers=layers, copied=()),
         platform=problem.platform.with_gpus(
             problem.platform.gpus[: len(problem.platform.gpus) // fold]
         ),

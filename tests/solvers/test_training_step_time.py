@@ -55,6 +55,17 @@ def test_folds_without_the_time_for_a_few_steps_are_left_out(
     assert any(fold_search.propose(problem, run)) is (time_limit is None)
 
 
+def test_folds_add_up_the_gradients_of_copies() -> None:
+    problem = problem_of(2)
+    *layers, last = problem.chain.layers
+    last = replace(last, tied_parameter_bytes=2, tied_gradient_bytes=2, tied_optimizer_bytes=4)
+    chain = replace(problem.chain, layers=(*layers, last), copied=((0, 3),))
+    problem = replace(problem, chain=chain)
+    plans = [*fold_search.propose(problem, Run(problem, work_limit=100))]
+    assert plans
+    assert [check(plan) for plan in plans] == [()] * len(plans)
+
+
 @given(problem=training_steps())
 @trials(100)
 def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
