@@ -281,16 +281,14 @@ class EngineCuts:
 
     def longest_step(self) -> int:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""
-        platform, layers = self.problem.platform, self.chain.layers
+        sizes = [layer.activation_bytes for layer in self.chain.layers]
         # Empty stages send the same once more.
-        longest = platform.longest_transfer_ns(max(layer.activation_bytes for layer in layers))
-        sent = (self.parts - 1) * longest
+        sent = (self.parts - 1) * self.problem.platform.longest_transfer_ns(max(sizes))
         work = max(row[-1] for row in self.work) + self.redone.most_ns
         last = 0
         if self.exchange is not None:
-            every = np.arange(self.ranks)
-            first, end = np.zeros_like(every), np.full_like(every, self.layers)
-            last = int(self.exchange.times_ns(every, first, end).max())
+            every, ends = np.arange(self.ranks), np.full(self.ranks, self.layers)
+            last = int(self.exchange.times_ns(every, np.zeros_like(ends), ends).max())
         return self.count * (work + 2 * sent) + self.grid.replicas * last + 1
 
     def schedule_bound(self, begins: FirstLayers) -> int:

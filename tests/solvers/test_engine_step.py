@@ -223,6 +223,32 @@ def test_cp_sat_and_parting_prove_the_best_of_all_cuts(
             assert bound == least
 
 
+def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:
+    problem = Problem(
+        chain=transformer(12), platform=Platform(2, 10**6), scope=asked("megatron", 4)
+    )
+    shape = EngineShape(EngineCuts(problem, Grid(ranks=2, chunks=1)))
+    shape.tabulate()
+    assert shape.model(None, shape.low).splits
+    assert not shape.model(None, shape.cuts.longest_step()).splits
+
+
+def test_no_step_is_longer_than_one_thing_at_a_time() -> None:
+    """A stage without layers sends on what it gets; each stage recomputes its first layer."""
+    layers = [layer(1, 2, 1, weight=1, sent=sent) for sent in (50, 1, 1, 1, 0)]
+    names = ["embed", "layers.0", "layers.1", "layers.2", "head"]
+    chain = Chain(
+        layers=tuple(replace(one, name=name) for one, name in zip(layers, names, strict=True))
+    )
+    platform = Platform(4, 10**6, bandwidth=10**9)
+    scope = replace(asked("megatron", 1), recompute=True)
+    cuts = EngineCuts(
+        Problem(chain=chain, platform=platform, scope=scope), Grid(ranks=4, chunks=1, redone=1)
+    )
+    for begins in ((0, 1, 1, 1), (0, 1, 2, 3)):
+        assert cuts.schedule_bound(begins) <= cuts.longest_step()
+
+
 def test_where_directions_meet_on_a_link_the_bound_is_that_of_two_links() -> None:
     chain = Chain(layers=(layer(5, 1, 1, sent=3), layer(1, 4, 1, sent=4)))
     scope = asked("deepspeed", 6, allocation="contiguous")
