@@ -47,7 +47,8 @@ def _suggestions(problem: Problem) -> Iterator[Suggestion]:
     known = all(layer.optimizer_bytes is not None for layer in problem.chain.layers)
     known &= problem.degrees == (1,)
     most = "optimizer" if problem.chain.copied else SHARDS[-1]
-    if problem.is_training_step and known and scope.replicas != 1 and scope.shard != most:
+    less_shared = SHARDS.index(scope.shard) < SHARDS.index(most)
+    if problem.is_training_step and known and scope.replicas != 1 and less_shared:
         yield Suggestion.SHARE_MORE
     if scope.allocation != "fixed" and can_copy(problem.chain):
         yield Suggestion.COPIES

@@ -17,6 +17,7 @@ from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.step_bound import least_memory
 from schedopt.solving.run import Run
+from schedopt.stage import Shard
 from schedopt.systems import list_scheduler
 from tests.examples import layer
 from tests.refusals import assert_refused
@@ -145,6 +146,16 @@ def test_where_none_fits_replicas_may_share_more() -> None:
         assert found.least_memory_bytes == least
         assert (Suggestion.SHARE_MORE in found.wider) == (shard != "parameter")
         plan_of(ask(chain, Platform(2, least), batch=2, scope=scope))
+
+
+def test_stages_with_copies_are_not_told_to_share_more_than_they_may() -> None:
+    tied = {"tied_parameter_bytes": 1, "tied_gradient_bytes": 1, "tied_optimizer_bytes": 2}
+    chain = Chain(layers=(unit(), unit(**tied)), copied=((0, 1),))
+    levels: tuple[Shard, ...] = ("none", "optimizer", "parameter")
+    for shard in levels:
+        scope = contiguous(chain, shard=shard, recompute=False)
+        found = why(ask(chain, Platform(2, 3), batch=2, scope=scope))
+        assert (Suggestion.SHARE_MORE in found.wider) == (shard == "none")
 
 
 def test_what_takes_no_time_needs_nothing_to_work_with() -> None:
