@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from schedopt.errors import InputError
-from schedopt.plan import Kind
+from schedopt.plan import KINDS
 from schedopt.systems.flush_step import Turn
 from schedopt.validation import show
 
@@ -145,7 +145,7 @@ def _read_row(line: str, number: int) -> Iterator[Turn]:
                 field=f"line {number}",
                 way_out="Give compute-only rows: 0F0,0B0, with I and W for halves of a backward",
             )
-        kind: Kind = match[2]  # type: ignore[assignment]
+        kind = KINDS[KINDS.index(match[2])]
         yield kind, int(match[1]), int(match[3])
 
 
