@@ -64,11 +64,12 @@ if TYPE_CHECKING:
     from schedopt.network import Link, Network, Node, NodeLink
     from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
     from schedopt.platform import Gpu, Platform
-    from schedopt.problem import Problem, Scope
+    from schedopt.problem import Problem
     from schedopt.profile import Profile, Variant
     from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
     from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung, SizeResult
     from schedopt.rule import Rule
+    from schedopt.scope import Scope
     from schedopt.solving import solve
     from schedopt.stage import Stage
     from schedopt.version import __version__
@@ -94,7 +95,7 @@ else:
         "Gpu": "schedopt.platform",
         "Platform": "schedopt.platform",
         "Problem": "schedopt.problem",
-        "Scope": "schedopt.problem",
+        "Scope": "schedopt.scope",
         "Profile": "schedopt.profile",
         "Note": "schedopt.proofs",
         "Outcome": "schedopt.proofs",

@@ -17,9 +17,10 @@ from typing import Final
 
 from schedopt.bounds.recomputation import runs_of
 from schedopt.plan import Plan
-from schedopt.problem import LARGEST_HORIZON_NS, MemoryReading, Problem, Scope
+from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.scope import MemoryReading
 from schedopt.solvers.contiguous import best_stages
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation

@@ -16,7 +16,8 @@ from schedopt.bench.suite import Case, Effort, Proceed
 from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.platform import Platform
-from schedopt.problem import Allocation, Problem, training_step, widest_step
+from schedopt.problem import Problem, training_step, widest_step
+from schedopt.scope import Allocation
 from schedopt.solving import solve
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.replicas.arrays import StepData

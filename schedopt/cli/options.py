@@ -16,8 +16,9 @@ from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
-from schedopt.problem import MemoryReading, Scope, widest_step
+from schedopt.problem import Scope, widest_step
 from schedopt.profile import Profile
+from schedopt.scope import MemoryReading
 from schedopt.stage import Shard
 
 if TYPE_CHECKING:

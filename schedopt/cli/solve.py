@@ -30,8 +30,9 @@ from schedopt.cli.signals import usual_signals
 from schedopt.engine import Engine
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import USUAL_MAX_K, Problem, Scope
+from schedopt.problem import Problem, Scope
 from schedopt.profile import Profile, Variant
+from schedopt.scope import USUAL_MAX_K
 from schedopt.units import format_duration, parse_duration
 
 if TYPE_CHECKING:

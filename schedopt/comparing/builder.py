@@ -15,9 +15,10 @@ from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import MemoryReading, Problem, Scope, training_step, widest_step
+from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.profile import Profile, Variant, of_one_size
 from schedopt.result import Result
+from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
 from schedopt.solving import Progress, as_warm_start, solve_problem
 from schedopt.solving.registry import default_scope

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from schedopt.chain import Chain
 from schedopt.comparing.measures import Figures
 from schedopt.platform import Platform
-from schedopt.problem import MemoryReading
 from schedopt.result import Result
+from schedopt.scope import MemoryReading
 from schedopt.stored import Stored, find_function
 from schedopt.systems.catalogue import System
 

@@ -18,7 +18,7 @@ from schedopt.formats.reading import read_document
 from schedopt.formats.results import result_document, result_from_document
 from schedopt.formats.writing import to_text
 from schedopt.platform import Platform
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from schedopt.systems.catalogue import SYSTEMS, System
 from schedopt.units import counted
 from schedopt.validation import STRICT, as_ratio

@@ -11,7 +11,7 @@ from schedopt.account.timeline import Timeline
 from schedopt.checking import check
 from schedopt.errors import InputError, InvalidPlanError
 from schedopt.plan import Plan
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
 from schedopt.validation import STRICT, Ratio, as_ratio, check_ratio, check_whole, show
 

@@ -14,7 +14,8 @@ from typing import Final
 from schedopt.chain import Layer
 from schedopt.families.instance import Fact, Instance, make_instance, stages_on
 from schedopt.platform import Platform
-from schedopt.problem import Allocation, Scope
+from schedopt.problem import Scope
+from schedopt.scope import Allocation
 from schedopt.validation import LARGEST, as_whole
 
 MILLISECOND: Final = 1_000_000

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.account import PlanReport
 from schedopt.plan import Kind, Plan
-from schedopt.problem import MemoryReading
 from schedopt.proofs import Note
 from schedopt.result import Result
+from schedopt.scope import MemoryReading
 from schedopt.stage import Stage
 from schedopt.units import format_bytes, format_duration, printable, readable
 

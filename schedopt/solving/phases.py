@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Allocation, Problem, Scope, training_step, widest_step
+from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.proofs import Suggestion
+from schedopt.scope import Allocation
 from schedopt.solving.registry import load_solver
 from schedopt.solving.requirements import is_short
 from schedopt.solving.run import Run

@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final, cast
 
 from schedopt.errors import InputError, SolverError
-from schedopt.problem import Allocation, MemoryReading, Problem, Scope
+from schedopt.problem import Problem, Scope
+from schedopt.scope import Allocation, MemoryReading
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.stored import find_function

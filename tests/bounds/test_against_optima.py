@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bounds import contiguous_bound
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from tests import strategies
 from tests.bounds.optima import assert_below_optimum, halved_chains, tight_platforms
 from tests.budgets import trials

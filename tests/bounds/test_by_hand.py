@@ -29,8 +29,8 @@ from schedopt.bounds import (
     packing_bound,
     step_bound,
 )
-from schedopt.problem import Allocation, MemoryReading
 from schedopt.result import Bound
+from schedopt.scope import Allocation, MemoryReading
 from tests.layers import layer
 
 Prove = Callable[[Problem], Bound | None]

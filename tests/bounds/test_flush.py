@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Gpu, Layer, Platform, Problem, Scope
 from schedopt.bounds import flush_bound
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from tests.bounds.every_step import has_step
 from tests.budgets import trials
 from tests.layers import layer

@@ -6,7 +6,7 @@ from schedopt import Platform, Scope
 from schedopt.account import memory
 from schedopt.checking import Violation, check
 from schedopt.plan import Plan
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from tests.changes import (
     add_transfer,
     change_gpu,

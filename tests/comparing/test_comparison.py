@@ -19,7 +19,7 @@ from schedopt.comparing.comparison import Comparison, Order, Outcome, Row, save_
 from schedopt.comparing.files import comparison_document
 from schedopt.comparing.measures import Figures
 from schedopt.comparing.picture import save_comparison_picture
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from schedopt.systems.catalogue import System
 from tests.drawing.helpers import texts
 from tests.systems import stand_ins

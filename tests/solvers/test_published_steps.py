@@ -13,7 +13,7 @@ from hypothesis import given
 
 from schedopt import Chain, InputError, Plan, Problem, Result
 from schedopt.bench.hybrid import ask, memory_at
-from schedopt.problem import Allocation
+from schedopt.scope import Allocation
 from schedopt.solvers.published_steps import PIPELINES, WHOLE
 from schedopt.solving import solve_problem
 from schedopt.solving.late_sending import check_sent_late

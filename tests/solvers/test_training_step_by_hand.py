@@ -10,8 +10,9 @@ import pytest
 
 from schedopt import Chain, Layer, Platform, Problem, Result, Rule, Scope, Stage, check, solve
 from schedopt.engine import Engine
-from schedopt.problem import Allocation, training_step, widest_step
+from schedopt.problem import training_step, widest_step
 from schedopt.proofs import Proof, ProofKind, Suggestion
+from schedopt.scope import Allocation
 from schedopt.solving import solve_problem
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.descent import Descent

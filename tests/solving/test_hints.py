@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Platform, Scope, Stage, solve
 from schedopt.families import theorem_4
 from schedopt.plan import Plan
-from schedopt.problem import MemoryReading, Problem
+from schedopt.problem import Problem
+from schedopt.scope import MemoryReading
 from schedopt.solvers.contiguous_cpsat import contiguous_model
 from schedopt.solvers.general_cpsat import general_model
 from schedopt.solving.models.bisection import FeasibilityModel, query_model

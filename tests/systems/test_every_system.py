@@ -14,7 +14,7 @@ from schedopt import Chain, Plan, Platform, check
 from schedopt.account import busy_time, concurrent_activations, load, memory, versions
 from schedopt.errors import InputError
 from schedopt.network import Duplex
-from schedopt.problem import MemoryReading
+from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.systems.catalogue import SYSTEMS, System, find_system

@@ -15,7 +15,8 @@ from schedopt.checking import check
 from schedopt.families.instance import stages_on
 from schedopt.plan import Kind, Operation, Pattern, Plan, place_in_period
 from schedopt.platform import Platform
-from schedopt.problem import Grain, Problem, Scope
+from schedopt.problem import Problem, Scope
+from schedopt.scope import Grain
 from schedopt.solving.stage_chain import StageChain
 
 Times = tuple[tuple[int, int], ...]

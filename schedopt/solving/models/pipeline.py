@@ -18,7 +18,8 @@ from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import held_bytes, input_bytes, keeps_something
 from schedopt.chain import Layer
 from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
-from schedopt.problem import MemoryReading, Problem
+from schedopt.problem import Problem
+from schedopt.scope import MemoryReading
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, round_trip
 
 
