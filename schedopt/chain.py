@@ -40,7 +40,8 @@ class Layer:
         Kept from the start of the forward to the end of the backward, without what an earlier
         layer saved already, so that the layers of a stage add up. Default: `activation_bytes`.
     saved_input_bytes : int, optional
-        What comes on top where the layer before lies in another stage. Default: 0.
+        What comes on top where the layer before lies in another stage, or is computed again while
+        this one is not. Default: 0.
     parameter_bytes, gradient_bytes, optimizer_bytes : int, optional
         Parts of `weight_bytes`. What needs an absent one is refused, never taken as 0.
     tied_parameter_bytes, tied_gradient_bytes, tied_optimizer_bytes : int, optional
