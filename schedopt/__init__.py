@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
     from schedopt.errors import InputError, InvalidPlanError, SchedoptError
     from schedopt.network import Link, Network, Node, NodeLink
-    from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
+    from schedopt.plan import Operation, Pattern, Plan
     from schedopt.platform import Gpu, Platform
     from schedopt.problem import Problem
     from schedopt.profile import Profile, Variant
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from schedopt.scope import Scope
     from schedopt.solving import solve
     from schedopt.stage import Stage
+    from schedopt.transfer import Collective, Transfer
     from schedopt.version import __version__
 else:
     _HOMES = {
@@ -87,11 +88,11 @@ else:
         "Network": "schedopt.network",
         "Node": "schedopt.network",
         "NodeLink": "schedopt.network",
-        "Collective": "schedopt.plan",
+        "Collective": "schedopt.transfer",
         "Operation": "schedopt.plan",
         "Pattern": "schedopt.plan",
         "Plan": "schedopt.plan",
-        "Transfer": "schedopt.plan",
+        "Transfer": "schedopt.transfer",
         "Gpu": "schedopt.platform",
         "Platform": "schedopt.platform",
         "Problem": "schedopt.problem",

@@ -20,6 +20,9 @@ would vanish and ``"1"`` would become 1, silently.
 LARGEST: Final = 2**50
 """The largest time (ns) or size (bytes) that a field may hold."""
 
+LARGEST_COUNT: Final = 2**20
+"""How many there may be of what a pattern numbers: micro-batches, stages, replicas, chunks."""
+
 LARGEST_TOTAL: Final = 2**60
 """What the bytes of all layers may add up to, so that sums fit 64-bit integers."""
 

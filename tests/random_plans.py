@@ -32,8 +32,9 @@ from schedopt import (
     Transfer,
     check,
 )
-from schedopt.plan import Kind, Tensor, place_in_period
+from schedopt.plan import Kind, place_in_period
 from schedopt.rule import BackwardReads
+from schedopt.transfer import Tensor
 from tests.strategies import networks
 
 small = st.integers(0, 4)

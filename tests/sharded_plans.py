@@ -23,9 +23,10 @@ from schedopt import (
     Transfer,
     check,
 )
-from schedopt.plan import Kind, Tensor, place_in_period
+from schedopt.plan import Kind, place_in_period
 from schedopt.rule import BackwardReads, ForwardReads
 from schedopt.stage import Shard
+from schedopt.transfer import Tensor
 from tests.random_plans import AMPLE, Timetable, recomputed_runs, small
 
 Ends = tuple[int, int]

@@ -22,8 +22,9 @@ from schedopt.actions.lists import Actions
 from schedopt.actions.updates import Placed, find_updates, share_of, when_needed, with_versions
 from schedopt.actions.validation import check_order
 from schedopt.errors import InputError
-from schedopt.plan import Operation, Plan, Tensor, Transfer
+from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation import Event, Simulation, simulate
+from schedopt.transfer import Tensor
 
 _Moment = tuple[int, int, int, int]
 """Start of an event, ns; what goes first at one instant; number of the event; place in it."""

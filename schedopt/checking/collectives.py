@@ -14,7 +14,8 @@ from schedopt.checking.timeline import Timeline
 from schedopt.checking.violations import Violation
 from schedopt.folding import Hop, Ring, hops, ring
 from schedopt.network import Resource
-from schedopt.plan import Collective, Mode, Operation, Transfer
+from schedopt.plan import Collective, Operation, Transfer
+from schedopt.transfer import Mode
 
 _NEVER: Final = -1
 

@@ -7,7 +7,8 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from schedopt.account import Level
-from schedopt.plan import Kind, Tensor
+from schedopt.plan import Kind
+from schedopt.transfer import Tensor
 
 LETTERS: Final[dict[str, str]] = {
     "activation": "a",

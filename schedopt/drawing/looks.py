@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from schedopt.drawing.chart import Box, Chart
-from schedopt.plan import Kind, Tensor
+from schedopt.plan import Kind
+from schedopt.transfer import Tensor
 
 COLOURS: Final = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#832db6", "#a96b59"),

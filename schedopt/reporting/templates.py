@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from schedopt.drawing.chart import LETTERS
 from schedopt.drawing.looks import COLOURS, NAMES, SENT, hatch
-from schedopt.plan import Kind, Plan, Tensor
+from schedopt.plan import Kind, Plan
 from schedopt.reporting.markup import embedded, escape
+from schedopt.transfer import Tensor
 from schedopt.version import __version__
 
 SCRIPTS: Final = ("data.js", "painting.js", "timeline.js")

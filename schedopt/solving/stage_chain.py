@@ -29,7 +29,6 @@ from schedopt.plan import (
     Kind,
     Operation,
     Plan,
-    Tensor,
     Transfer,
     count_from_first_backward,
     place_in_period,
@@ -38,6 +37,7 @@ from schedopt.problem import Problem
 from schedopt.solving.replicas.spans import span_in_front
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+from schedopt.transfer import Tensor
 
 if TYPE_CHECKING:
     from schedopt.bounds.recompute_table import Array

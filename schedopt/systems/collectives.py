@@ -9,11 +9,12 @@ from typing import Final, Literal
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
-from schedopt.plan import Tensor, Transfer
+from schedopt.plan import Transfer
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import ListScheduler
 from schedopt.systems.steady_state import Name
 from schedopt.tied_weights import exchanging_stages
+from schedopt.transfer import Tensor
 
 Before = Callable[[int], Iterable[Name | Transfer]]
 """What a replica must have done before it sends."""

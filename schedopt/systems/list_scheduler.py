@@ -11,11 +11,12 @@ from typing import Final
 from schedopt.account.timeline import Timeline
 from schedopt.chain import Chain
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
+from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.simulation.events import MOST_EVENTS
 from schedopt.stage import Stage
 from schedopt.systems.steady_state import Name, Task, find_steady_state
+from schedopt.transfer import Tensor
 
 _MADE: Final[Mapping[Kind, tuple[Tensor, int]]] = {
     "F": ("activation", 0),

@@ -13,8 +13,9 @@ from matplotlib.image import imread
 from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_picture
 from schedopt.drawing.looks import NAMES, colour, hatch
-from schedopt.plan import TENSORS, Kind, Tensor
+from schedopt.plan import Kind
 from schedopt.simulation import simulate, usual_micro_batches
+from schedopt.transfer import TENSORS, Tensor
 from tests.drawing.helpers import result_of, texts
 from tests.examples import EXAMPLES
 from tests.shards import EVERY_PLAN

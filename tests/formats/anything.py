@@ -29,10 +29,11 @@ from schedopt import (
     Stage,
     Transfer,
 )
-from schedopt.plan import KINDS, TENSORS
+from schedopt.plan import KINDS
 from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
 from schedopt.rule import ForwardReads
 from schedopt.stage import Shard
+from schedopt.transfer import TENSORS
 from tests.strategies import networks
 
 MOST = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedopt.bounds.recomputation import runs_of
-from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor, Transfer, place_in_period
+from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.problem import Problem
 from schedopt.solving.local_search.state import (
     AT_ACTIVATION,
@@ -26,6 +26,7 @@ from schedopt.solving.local_search.state import (
 )
 from schedopt.solving.local_search.tables import Tables
 from schedopt.stage import Stage
+from schedopt.transfer import Tensor
 
 
 def encode(stages: Sequence[Stage], state: State, period: int, k: int = 1) -> None:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model_helper import Literal
 
     from schedopt.network import Resource
-    from schedopt.plan import Tensor
     from schedopt.solving.models.order_model import OrderModel
     from schedopt.solving.models.resources import ResourceConstraints
     from schedopt.solving.models.variables import Expr
+    from schedopt.transfer import Tensor
 
 BACKWARDS: Final[tuple[Kind, ...]] = ("B", "I", "W")
 

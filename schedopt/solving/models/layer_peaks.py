@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.chain import Chain
-from schedopt.plan import Kind, Tensor
+from schedopt.plan import Kind
 from schedopt.solving.models.peaks import Kept, PeakConstraints
 from schedopt.solving.models.placement import Placement
 from schedopt.solving.models.resources import ResourceConstraints
 from schedopt.solving.models.slots import ANY_GPU, KINDS, SlotGraph
 from schedopt.solving.models.tasks import Stash, Task, TaskKey
 from schedopt.solving.models.variables import Hint, Variables
+from schedopt.transfer import Tensor
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import held_bytes, input_bytes, keeps_something
 from schedopt.chain import Layer
-from schedopt.plan import Kind, Operation, Pattern, Tensor, Transfer, place_in_period
+from schedopt.plan import Kind, Operation, Pattern, Transfer, place_in_period
 from schedopt.problem import Problem
 from schedopt.scope import MemoryReading
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, round_trip
+from schedopt.transfer import Tensor
 
 
 class AllocatedPipeline:

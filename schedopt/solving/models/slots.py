@@ -21,12 +21,13 @@ from dataclasses import replace
 from typing import Final
 
 from schedopt.account.timeline import layer_ns
-from schedopt.plan import Kind, Operation, Pattern, Plan, Tensor
+from schedopt.plan import Kind, Operation, Pattern, Plan
 from schedopt.problem import Problem
 from schedopt.solving.models.domains import AllocationDomains, may_join
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution, Stash, Task, TaskKey, round_trip
 from schedopt.stage import Stage
+from schedopt.transfer import Tensor
 
 ANY_GPU: Final = (("gpu",),)
 """What a layer occupies that may lie anywhere: any two may share a GPU."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from schedopt.plan import Kind, Tensor
+from schedopt.plan import Kind
 from schedopt.stage import Stage
+from schedopt.transfer import Tensor
 
 TaskKey = tuple[Kind | Tensor, int]
 """What a task does, and its stage."""
