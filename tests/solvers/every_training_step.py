@@ -156,8 +156,10 @@ class ReplicatedStage:
         gradients = self._ring_ns(platform, self.total("gradient_bytes"))
         if not self.level:
             return 2 * gradients + update
-        weights = self._ring_ns(platform, self.total("parameter_bytes"))
-        return gradients + update // self.replicas + weights
+        held = self.total("parameter_bytes")
+        # The chunk may be a smallest one, of which the home has less than its part to update.
+        share = update * (held // self.replicas) // held if held else update // self.replicas
+        return gradients + share + self._ring_ns(platform, held)
 
     def _behind_layers_ns(self, platform: Platform) -> int:
         """Return the same for the first layer alone, whose gradients go straight home."""

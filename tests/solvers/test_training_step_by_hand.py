@@ -136,6 +136,21 @@ def test_an_optimizer_state_fits_shared_where_it_does_not_fit_whole() -> None:
         assert least_memory(step_data(problem)) == least
 
 
+def test_the_last_replica_to_be_ready_may_have_less_than_half_to_update() -> None:
+    # The first two layers run twice. Replica 0, the home of 3 of 7 bytes of parameters, waits for
+    # the gradient of replica 1, and so updates last: 24 x 3 / 7 ns, not 12.
+    rows = [(4, 2, 4, 19, 29, 3, 4, 0), (6, 6, 3, 8, 38, 3, 3, 24), (4, 3, 3, 33, 29, 7, 11, 24)]
+    names = ("forward_ns", "backward_ns", "parameter_bytes", "gradient_bytes", "optimizer_bytes",
+             "activation_bytes", "saved_bytes", "update_ns")  # fmt: skip
+    layers = [
+        unit(weight_bytes=sum(row[2:5]), **dict(zip(names, row, strict=True))) for row in rows
+    ]
+    link: dict[str, Any] = {"bandwidth": "2GB/s", "latency": 1, "duplex": "full"}
+    chain = Chain(layers=tuple(layers), input_bytes=5)
+    result = best(chain, Platform(3, 123, **link), 4, shard="optimizer")
+    assert plan_of(result).pattern.period_total_ns == 74
+
+
 def test_where_none_fits_replicas_may_share_more() -> None:
     # Two layers on a GPU: 24 bytes, and 1 kept of each. Or all three on both GPUs, half of all 36,
     # 2 bytes of a copy and 2 of a gradient, and 1 kept of each; without copies 6 bytes more.

@@ -91,6 +91,18 @@ def ring_ns(machine: Machine, tensor: int, count: int, replicas: int, far: int, 
 
 
 @njit_kernel
+def least_share_ns(update: int, held: int, replicas: int) -> int:
+    """Return how long the home of a smallest chunk takes at least to update it, ns.
+
+    Of `held` bytes in R chunks it has held // R, and so of an update u at least
+    u (held // R) / held = (u - u (held mod R) / held) / R.
+    """
+    if held == 0:
+        return update // replicas
+    return (update + -update * (held % replicas) // held) // replicas
+
+
+@njit_kernel
 def collective_ns(
     sums: Sums,
     machine: Machine,
@@ -121,7 +133,7 @@ def collective_ns(
     if least and far:
         # Links carry some chunks while others are updated.
         return int(gradient + weights)
-    share = update // replicas if least else -(-update // replicas)
+    share = least_share_ns(update, held, replicas) if least else -(-update // replicas)
     return int(gradient + weights + share)
 
 
@@ -143,7 +155,8 @@ def layered_collective_ns(
             found = min(sent_ns(size, inside[0], inside[1]), sent_ns(size, between[0], between[1]))
         if parameter:
             size = parameter // replicas
-            found += (sums.update[first + 1] - sums.update[first]) * size // parameter
+            update = sums.update[first + 1] - sums.update[first]
+            found += least_share_ns(update, parameter, replicas)
             if all_gather:
                 found += min(
                     sent_ns(size, inside[0], inside[1]), sent_ns(size, between[0], between[1])

@@ -14,7 +14,7 @@ from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
-from schedopt.solving.replicas.costs import describe_stages, recompute_ns, sent_ns
+from schedopt.solving.replicas.costs import describe_stages, least_share_ns, recompute_ns, sent_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.stages import read_costs, read_machine, read_recompute
 from schedopt.solving.replicas.step_bound import least_makespan
@@ -44,6 +44,12 @@ def time_sent(count: int, bandwidth: int) -> int:
 
 
 @njit_entry
+def least_share(update: int, held: int, replicas: int) -> int:
+    """Enter `least_share_ns`."""
+    return least_share_ns(update, held, replicas)
+
+
+@njit_entry
 def span_behind_link(span: int, trip: int, full: int, modulus: int) -> int:
     """Enter `behind_link`."""
     return behind_link(span, trip, full, modulus)
@@ -67,6 +73,16 @@ def test_what_is_sent_takes_whole_nanoseconds(count: int, bandwidth: int) -> Non
     expected = 7 + math.ceil(Fraction(count * 10**9, bandwidth))
     if expected < 2**63:
         assert time_sent(count, bandwidth) == expected
+
+
+@pytest.mark.parametrize("update", [0, 1, 24, 2**39 - 1])
+@pytest.mark.parametrize("held", [0, 1, 6, 7, 2**50 - 1])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 1024])
+def test_the_home_of_a_smallest_chunk_updates_so_much(
+    update: int, held: int, replicas: int
+) -> None:
+    chunk = Fraction(held // replicas, held) if held else Fraction(1, replicas)
+    assert least_share(update, held, replicas) == math.floor(update * chunk)
 
 
 def question(*layers: Layer, **links: Any) -> Problem:
