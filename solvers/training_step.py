@@ -295,13 +295,15 @@ def _prove(step: StepData, run: Run) -> None:
     if fits(step):
         run.report_bound(Fraction(least_makespan(step, run), step.count), scope, PROOF)
         return
-    memory, gpu = least_memory(step), problem.platform.gpus[0]
+    memory = least_memory(step) + problem.platform.gpus[0].reserved_bytes
+    # Layers that run one by one take more where all are added up.
+    exact = problem.scope.memory == "peak" or problem.scope.shard in ("none", "optimizer")
     run.report_infeasible(
         Infeasibility(
             scope=scope,
             proof=Proof(ProofKind.NO_STAGES_WITH_REPLICAS),
-            least_memory_bytes=memory + gpu.reserved_bytes,
-            proven_memory_bytes=memory + gpu.reserved_bytes,
+            least_memory_bytes=memory if exact else None,
+            proven_memory_bytes=memory,
             gpu=0,
         )
     )
@@ -311,9 +313,10 @@ def _report(plan: Plan, run: Run) -> None:
     """Report a step of ours, if it is of use.
 
     Where a stage takes no time, all its micro-batches may lie there at one instant, which the
-    search does not see; such a step is left out if it does not fit.
+    search does not see, nor that in the reading *sum* all layers of a stage that runs layer by
+    layer have copies at once; such a step is left out if it does not fit.
     """
-    if any(_is_instant(plan, stage) for stage in plan.stages):
+    if any(_is_instant(plan, stage) or _is_added_up(plan, stage) for stage in plan.stages):
         _report_valid(plan, run)
     elif _is_of_use(plan, run):
         run.report(plan)
@@ -337,6 +340,10 @@ def _is_of_use(plan: Plan, run: Run) -> bool:
         return True
     sent, least = (sum(traffic(one).values()) for one in (plan, best))
     return sent <= least
+
+
+def _is_added_up(plan: Plan, stage: Stage) -> bool:
+    return plan.scope.memory == "sum" and stage.shard in ("gradient", "parameter")
 
 
 def _is_instant(plan: Plan, stage: Stage) -> bool:

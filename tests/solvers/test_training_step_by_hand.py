@@ -164,6 +164,23 @@ def test_where_none_fits_replicas_may_share_more() -> None:
         plan_of(ask(chain, Platform(2, least), batch=2, scope=scope))
 
 
+def test_layers_that_share_parameters_are_added_up_in_the_reading_sum() -> None:
+    # At once there are copies for two layers; in the reading sum those of all three add up.
+    names = ("forward_ns", "backward_ns", "weight_bytes", "parameter_bytes", "gradient_bytes",
+             "optimizer_bytes", "saved_bytes", "workspace_bytes", "update_ns")  # fmt: skip
+    rows = [(1, 8, 45, 11, 14, 14, 11, 4, 9), (4, 8, 77, 19, 11, 40, 19, 0, 0),
+            (9, 1, 42, 12, 8, 19, 14, 0, 5)]  # fmt: skip
+    layers = tuple(unit(**dict(zip(names, row, strict=True))) for row in rows)
+    chain = Chain(layers=layers, same_gpu=((0, 2),))
+    for memory in ("peak", "sum"):
+        allowed: dict[str, Any] = {"shard": "parameter", "memory": memory, "recompute": True}
+        result = best(chain, Platform(3, 138), 4, **allowed)
+        assert result.plan is None or check(result.plan) == ()
+        assert (result.plan is None) == (memory == "sum")
+        few = best(chain, Platform(3, 60), 4, **allowed)
+        assert (why(few).least_memory_bytes is None) == (memory == "sum")
+
+
 def test_stages_with_copies_are_not_told_to_share_more_than_they_may() -> None:
     tied = {"tied_parameter_bytes": 1, "tied_gradient_bytes": 1, "tied_optimizer_bytes": 2}
     chain = Chain(layers=(unit(), unit(**tied)), copied=((0, 1),))
