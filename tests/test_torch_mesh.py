@@ -12,14 +12,21 @@ from typing import Any, Final
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from schedopt import Chain, InputError
 from schedopt.actions import find_grid
 from schedopt.profile import Variant
 from schedopt.profiling import Profiler, as_model
 from schedopt.tied_weights import copy_tied_weights
-from schedopt.torch.checkpoints import _take_place
+from schedopt.torch.checkpoints import _check_model, _take_place
 from schedopt.torch.copies import find_copies
+from schedopt.torch.weights import WholeState
 from tests.meshes import (
     MICROBATCHES,
     Shape,
@@ -40,6 +47,7 @@ from tests.meshes import (
 )
 from tests.running.pool import warm_ranks
 from tests.running.replicated import timed
+from tests.torch_ranks import fail_alone
 
 pytestmark = pytest.mark.torch
 
@@ -278,6 +286,26 @@ def test_a_checkpoint_of_another_model_changes_nothing(
             in (messages[0])
         )
         assert "there is no checkpoint" in messages[1]
+
+
+def test_what_one_process_fails_at_ends_all() -> None:
+    first, second = warm_ranks().run(fail_alone, 2)
+    assert "process 1 failed: RuntimeError: no idea" in first[0]
+    assert "another process refuses its inputs" in first[1]
+    assert second == ["RuntimeError: no idea"] * 2
+
+
+def test_what_is_no_tensor_does_not_hide_another_model() -> None:
+    def stored(*shape: int) -> TensorStorageMetadata:
+        return TensorStorageMetadata(TensorProperties(torch.float32), torch.Size(shape), [])
+
+    whole = WholeState({name: (torch.Size((2,)), torch.float32) for name in "ab"}, ())
+    names: dict[str, Any] = {"model.a": BytesStorageMetadata(), "model.b": stored(1)}
+    with pytest.raises(InputError, match="a is no tensor there"):
+        _check_model(Path("state"), Metadata(names), whole)
+    names["model.a"] = stored(2)
+    with pytest.raises(InputError, match="b is of shape"):
+        _check_model(Path("state"), Metadata(names), whole)
 
 
 def test_autocast_holds_for_forwards(others: tuple[Path, list[Any], list[Any]]) -> None:

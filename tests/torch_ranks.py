@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from schedopt import Result
+from schedopt import InputError, Result
 from schedopt.examples import train_pipeline
 from schedopt.exporting import find_target
 from schedopt.torch import pipeline, split
+from schedopt.torch.agreement import Agreement
 
 RANKS: Final = 2
 MICROBATCHES: Final = 4
@@ -145,3 +147,26 @@ def run_example(rank: int, folder: str) -> str:
     with redirect_stdout(StringIO()) as printed:
         train_pipeline.main(f"{folder}/example.json")
     return printed.getvalue()
+
+
+def fail_alone(rank: int) -> list[str]:
+    """Return what each process raises where the second one alone fails, as nobody foresaw."""
+    agreement = Agreement()
+
+    def fail() -> int:
+        if rank:
+            raise RuntimeError("no idea")
+        return 1
+
+    def fail_together() -> None:
+        with agreement.together():
+            fail()
+
+    acts: list[Callable[[], object]] = [fail_together, partial(agreement.count, fail, 1)]
+    found = []
+    for act in acts:
+        try:
+            act()
+        except (InputError, RuntimeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found

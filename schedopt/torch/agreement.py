@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from schedopt.errors import InputError
+from schedopt.profiling.error_format import format_error
 
 _UNKNOWN: Final = -(2**40)
 _T = TypeVar("_T")
@@ -33,13 +35,14 @@ class Agreement:
         Raises
         ------
         InputError
-            In all processes, if one of them raises it or finds another number.
+            In all processes, if one of them raises anything or finds another number; in that one
+            what it raises.
         """
         found, error = None, None
         try:
             found = find()
-        except InputError as refused:
-            error = refused
+        except Exception as caught:
+            error = caught
         told = [_UNKNOWN, _UNKNOWN] if found is None else [found, -found]
         heard = torch.tensor([*told, int(error is not None)])
         dist.all_reduce(heard, dist.ReduceOp.MAX, group=self.group)
@@ -74,18 +77,36 @@ class Agreement:
         Raises
         ------
         InputError
-            In all processes, what it raises.
+            In all processes; in the first one what it raises.
         """
-        error = None
-        if dist.get_rank() == 0:
-            try:
+        with self.together():
+            if dist.get_rank() == 0:
                 act()
-            except InputError as refused:
-                error = refused
-        self.refuse_together(error)
 
-    def refuse_together(self, error: InputError | None) -> None:
-        """Raise in all processes the error of the first that has one."""
-        for one in self.every(error):
-            if one is not None:
-                raise one
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let all processes go on behind a block, or none.
+
+        Raises
+        ------
+        InputError
+            In all processes, if one raises anything there: that of the first which refuses. One
+            that fails in another way raises what it did.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as failed:
+            error = failed
+        told = error
+        if error is not None and not isinstance(error, InputError):
+            told = InputError(
+                f"process {dist.get_rank()} failed: {format_error(error)}",
+                field="processes",
+                way_out="See the error of that process",
+            )
+        heard = [one for one in self.every(told) if one is not None]
+        if error is not None and error is not told:
+            raise error
+        if heard:
+            raise heard[0]

@@ -56,28 +56,24 @@ def save_state(
     path = Path(folder)
     part = path.with_name(path.name + ".part")
     state: dict[str, Any] = {_MODEL + one.name: _block(one, one.tensor) for one in own.all}
-    error = None
-    try:
+    with agreement.together():
         if optimizer is not None:
             state |= _optimizer_state(own, optimizer)
-    except InputError as refused:
-        error = refused
-    agreement.refuse_together(error)
     agreement.on_first(lambda: _make_room(path, part))
-    try:
-        save(
-            state,
-            storage_writer=FileSystemWriter(part),
-            planner=BlockWriter(),
-            process_group=agreement.group,
-        )
-    except (OSError, CheckpointException) as failed:
-        error = InputError(
-            f"it cannot be written: {format_error(failed)}",
-            field=str(path),
-            way_out="Give a folder that all processes can write",
-        )
-    agreement.refuse_together(error)
+    with agreement.together():
+        try:
+            save(
+                state,
+                storage_writer=FileSystemWriter(part),
+                planner=BlockWriter(),
+                process_group=agreement.group,
+            )
+        except (OSError, CheckpointException) as failed:
+            raise InputError(
+                f"it cannot be written: {format_error(failed)}",
+                field=str(path),
+                way_out="Give a folder that all processes can write",
+            ) from failed
     agreement.on_first(lambda: _take_place(path, part))
 
 
@@ -90,30 +86,26 @@ def load_state(
     """Read model and optimizer from a folder; nothing changes unless all of it can be read."""
     path = Path(folder)
     wanted: dict[str, Any] = {}
-    error = None
-    try:
+    with agreement.together():
         stored = _read_metadata(path)
         _check_model(path, stored, own.whole)
         wanted = {_MODEL + one.name: _room(one, one.tensor.dtype) for one in own.all}
         if optimizer is not None:
             wanted |= _wanted_of_optimizer(path, stored, own, optimizer)
-    except InputError as refused:
-        error = refused
-    agreement.refuse_together(error)
-    try:
-        load(
-            wanted,
-            storage_reader=FileSystemReader(path),
-            planner=BlockReader(),
-            process_group=agreement.group,
-        )
+    with agreement.together():
+        try:
+            load(
+                wanted,
+                storage_reader=FileSystemReader(path),
+                planner=BlockReader(),
+                process_group=agreement.group,
+            )
+        except InputError:
+            raise
+        except (OSError, EOFError, RuntimeError, ValueError, CheckpointException) as failed:
+            raise _unreadable(path, failed) from failed
         if optimizer is not None:
             _check_optimizer(path, wanted, optimizer)
-    except InputError as refused:
-        error = refused
-    except (OSError, EOFError, RuntimeError, ValueError, CheckpointException) as failed:
-        error = _unreadable(path, failed)
-    agreement.refuse_together(error)
     with torch.no_grad():
         for one in own.all:
             one.local.copy_(wanted[_MODEL + one.name].tensor)
@@ -291,9 +283,11 @@ def _check_model(path: Path, stored: Metadata, whole: WholeState) -> None:
         rule = f"it has {unknown[0]}, which this model has not"
     for name, (shape, dtype) in whole.tensors.items():
         value = found.get(name)
-        if rule or not isinstance(value, TensorStorageMetadata):
+        if rule:
             break
-        if (value.size, value.properties.dtype) != (shape, dtype):
+        if not isinstance(value, TensorStorageMetadata):
+            rule = f"{name} is no tensor there"
+        elif (value.size, value.properties.dtype) != (shape, dtype):
             rule = (
                 f"{name} is of shape {tuple(value.size)} and {value.properties.dtype}, and in this "
                 f"model of {tuple(shape)} and {dtype}"
