@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from schedopt.cli.options import (
-    OF_PLATFORM,
     AsJson,
     ChainFile,
     Memory,
-    PlatformOptions,
     Recompute,
     Samples,
     SearchOptions,
@@ -26,6 +24,7 @@ from schedopt.cli.options import (
     naming_options,
 )
 from schedopt.cli.plans import load_measurable
+from schedopt.cli.platform_options import OF_PLATFORM, PlatformOptions
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.units import parse_bytes

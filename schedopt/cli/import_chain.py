@@ -11,7 +11,8 @@ import typer
 
 from schedopt.chain import Chain
 from schedopt.cli.import_launch import LaunchOptions, import_launch_file
-from schedopt.cli.options import AsJson, ChainOutput, PlatformOptions, naming_options
+from schedopt.cli.options import AsJson, ChainOutput, naming_options
+from schedopt.cli.platform_options import PlatformOptions
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.profile import Profile

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedopt.cli.options import (
-    PlatformOptions,
-    TrainingStateName,
-    load_profile,
-    naming_options,
-)
+from schedopt.cli.options import TrainingStateName, load_profile, naming_options
 from schedopt.cli.plans import say_over
+from schedopt.cli.platform_options import PlatformOptions
 from schedopt.engine import TITLES
 from schedopt.errors import InputError
 from schedopt.platform import Platform

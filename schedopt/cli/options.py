@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias
@@ -15,7 +15,7 @@ import typer
 from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
-from schedopt.platform import Gpu, Platform
+from schedopt.platform import Platform
 from schedopt.problem import Scope, widest_step
 from schedopt.profile import Profile
 from schedopt.scope import MemoryReading
@@ -23,11 +23,6 @@ from schedopt.stage import Shard
 
 if TYPE_CHECKING:
     from schedopt.sweeping import Pool
-
-OF_PLATFORM: Final[Mapping[str, str]] = MappingProxyType(
-    {"memory": "mem", "memory_bytes": "mem", "reserved_bytes": "reserved"}
-)
-"""Fields of a platform whose option has another name."""
 
 PlanFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A schedopt.plan/1 file.", metavar="PLAN")
@@ -209,117 +204,6 @@ class ModelOptions:
     def given(self) -> dict[str, Any]:
         """Return those that were typed."""
         return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlatformOptions:
-    """The options that describe a platform, as they were typed; None: not given."""
-
-    platform: Annotated[
-        Path | None,
-        "FILE: A schedopt.platform/1 file: nodes with GPUs, and the links between them; or a known "
-        "kind of node with how many: dgx-a100:8, dgx-h100:8, hgx-h200:8, dgx-b200:4, a10g:4x8 (4 "
-        "nodes of 8 GPUs), l4:4x8. In place of the options from --gpus to --duplex.",
-    ] = None
-    gpus: Annotated[int | None, "P: How many GPUs."] = None
-    mem: Annotated[
-        str | None,
-        "SIZE: Memory of a GPU: 16G (powers of 1000), 16GiB, or bytes; or one for each GPU, "
-        "16G,16G,8G.",
-    ] = None
-    reserved: Annotated[str | None, "SIZE: Memory of each GPU that is reserved. Default: 0."] = None
-    speed: Annotated[
-        str | None,
-        "FACTORS: Speed of the GPUs relative to the one that was measured: 1, or 1,1,0.5. "
-        "Default: 1.",
-    ] = None
-    bandwidth: Annotated[
-        str | None, "RATE: Of each link: 12GB/s. Without one, transfers are free."
-    ] = None
-    latency: Annotated[str | None, "TIME: Time added to each transfer: 5us. Default: 0."] = None
-    duplex: Annotated[
-        Literal["half", "full"] | None,
-        "Whether the two directions of a link share it (half, the default) or not (full).",
-    ] = None
-
-    def read(self, plan: Platform | None = None) -> Platform:
-        """Return the platform of the file or that was typed, the rest taken from that of a plan."""
-        if self.platform is not None:
-            return self._load(self.platform)
-        if plan is not None:
-            return self._read_over(plan)
-        if self.gpus is None:
-            raise InputError(
-                "not given",
-                field="--gpus",
-                way_out="Say how many GPUs: --gpus 8; or give a file: --platform FILE",
-            )
-        if self.mem is None:
-            raise InputError("not given", field="--mem", way_out="Say how much each has: --mem 16G")
-        return self._platform(())
-
-    def _load(self, path: Path) -> Platform:
-        for field in fields(self):
-            if field.name != "platform" and getattr(self, field.name) is not None:
-                refuse_together(f"--{field.name}", "--platform", "whose file says it")
-        return Platform.load(path)
-
-    def _read_over(self, plan: Platform) -> Platform:
-        if plan.network is not None:
-            for name in ("gpus", "bandwidth", "latency", "duplex"):
-                if getattr(self, name) is not None:
-                    raise InputError(
-                        "given together with a plan for several nodes",
-                        field=f"--{name}",
-                        way_out="Give other nodes: --platform FILE",
-                    )
-        own = self._as_many(plan)
-        typed = self._linked_as(plan)._platform(own)
-        made = typed.gpus
-        if self.reserved is None:
-            pairs = zip(made, own, strict=True)
-            made = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
-        return (typed if plan.network is None else plan).with_gpus(made)
-
-    def _as_many(self, plan: Platform) -> tuple[Gpu, ...]:
-        """Return the GPUs of a plan, as many as were typed."""
-        own = plan.gpus
-        if self.gpus in (None, len(own)):
-            return own
-        if not plan.uniform:
-            raise InputError(
-                f"the GPUs of the plan differ, and it has {len(own)}",
-                field="--gpus",
-                way_out="Leave it out, or fix a plan for equal GPUs",
-            )
-        return own[:1] * (self.gpus or 1)
-
-    def _linked_as(self, plan: Platform) -> PlatformOptions:
-        """Return the same with what was not typed of links as in a plan."""
-        link = plan.link
-        if link is None:
-            return self
-        return replace(
-            self,
-            bandwidth=self.bandwidth or str(link.bandwidth_bytes_per_s),
-            latency=self.latency or str(link.latency_ns),
-            duplex=self.duplex or link.duplex,
-        )
-
-    def _platform(self, own: Sequence[Gpu]) -> Platform:
-        """Return the platform; of GPUs what was not typed is as in those of a plan."""
-        with naming_options(OF_PLATFORM):
-            return Platform(
-                len(own) if self.gpus is None else self.gpus,
-                [gpu.memory_bytes for gpu in own] if self.mem is None else self.mem.split(","),
-                reserved=self.reserved or 0,
-                speed=[gpu.speed for gpu in own] or "1"
-                if self.speed is None
-                else self.speed.split(","),
-                bandwidth=self.bandwidth,
-                latency=self.latency or 0,
-                duplex=self.duplex or "half",
-            )
 
 
 def refuse_together(option: str, other: str, why: str) -> NoReturn:

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from schedopt.cli.options import (
-    OF_PLATFORM,
     AsJson,
     FreedomOptions,
-    PlatformOptions,
     Samples,
     SearchOptions,
     TiedLayers,
@@ -25,6 +23,7 @@ from schedopt.cli.options import (
     naming_options,
     refuse_together,
 )
+from schedopt.cli.platform_options import OF_PLATFORM, PlatformOptions
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.engine import Engine

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from schedopt.cli.options import (
-    OF_PLATFORM,
     AsJson,
     ChainFile,
     Dask,
@@ -28,6 +27,7 @@ from schedopt.cli.options import (
     parse_counts,
     refuse_together,
 )
+from schedopt.cli.platform_options import OF_PLATFORM
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 from schedopt.problem import Scope
