@@ -35,6 +35,6 @@ def load_profile(path: str | Path) -> Profile:
     if read_format(path) == CHAIN_FORMAT:
         chain = load_chain(path)
         return Profile(name=chain.name, variants=(Variant(tensor=1, chain=chain),))
-    document = read_document(path, PROFILE_FORMAT)
+    document = read_document(path, CHAIN_FORMAT, PROFILE_FORMAT)
     with naming_file(path):
         return build(Profile, document)

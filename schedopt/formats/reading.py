@@ -23,8 +23,8 @@ KINDS: Final = {
 }
 
 
-def read_document(path: str | Path, expected: str) -> dict[str, Any]:
-    """Read a JSON object of one format from a file.
+def read_document(path: str | Path, *expected: str) -> dict[str, Any]:
+    """Read a JSON object of one of some formats from a file; the usual one comes first.
 
     Raises
     ------
@@ -151,16 +151,16 @@ def _whole(digits: str) -> int | Fault:
     )
 
 
-def _check_format(document: dict[str, Any], expected: str) -> None:
+def _check_format(document: dict[str, Any], expected: Sequence[str]) -> None:
     found = document.pop("format", None)
-    if found == expected:
+    if found in expected:
         return
     if found is None:
         raise InputError(
-            "is missing", field="format", way_out=f'The first line is "format": "{expected}"'
+            "is missing", field="format", way_out=f'The first line is "format": "{expected[0]}"'
         )
     other = KINDS.get(found) if isinstance(found, str) else None
     rule = f"{found!r:.60} is not supported here"
     if other is not None:
-        rule = f"this is {other}, not {KINDS[expected]}"
-    raise InputError(rule, field="format", way_out=f"Give a {expected} file")
+        rule = f"this is {other}, not {' or '.join(KINDS[name] for name in expected)}"
+    raise InputError(rule, field="format", way_out=f"Give a {' or '.join(expected)} file")

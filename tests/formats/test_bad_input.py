@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Result, Scope, solve
+from schedopt import Chain, Layer, Platform, Profile, Result, Scope, solve
 from schedopt.formats import reading
 from tests.refusals import assert_refused, put
 
@@ -197,6 +197,16 @@ def test_a_chain_given_for_a_plan_is_named(tmp_path: Path) -> None:
     path.write_text(chain_text())
     rule, way_out = "this is a chain, not a plan", "Give a schedopt.plan/1 file"
     assert_refused(lambda: Result.load(path), "format", rule, way_out, path)
+
+
+def test_where_a_chain_or_a_profile_is_asked_for_both_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": "schedopt.plan/1"}')
+    rule, way_out = "a plan, not a chain or a profile", "chain/1 or schedopt.profile/1 file"
+    assert_refused(lambda: Profile.load(path), "format", rule, way_out, path)
+    path.write_text('{"layers": []}')
+    rule, way_out = "is missing", 'The first line is "format": "schedopt.chain/1"'
+    assert_refused(lambda: Profile.load(path), "format", rule, way_out, path)
 
 
 @pytest.fixture
