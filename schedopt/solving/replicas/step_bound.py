@@ -60,7 +60,28 @@ def least_makespan(step: StepData, run: Run) -> int:
 
 
 @njit_kernel
-def work_and_slots(
+def filled_ns(count: int, held: int, forward: int, backward: int, again: int, behind: int) -> int:
+    """Return the least time from the first forward to the last backward on a replica, ns.
+
+    It runs n micro-batches with at most N in flight, `held`, and `again` ns of recompute for each.
+    Before its first backward it runs forwards alone, at most N, for at least one of them and for
+    what that waits behind it; and behind its last forward at most N backwards, likewise. Where
+    n > N some backward has ended before the last forward, and these two times are apart. What they
+    leave free no forward or backward uses: only recompute of what is then in flight.
+    """
+    head = max(0, behind - (held - 1) * forward)
+    tail = max(0, behind - (held - 1) * backward)
+    if held >= count:
+        idle = max(head, tail)
+        used = count * again
+    else:
+        idle = head + tail
+        used = min(head, held * again) + min(tail, held * again)
+    return count * (forward + backward + again) + idle - min(used, count * again, idle)
+
+
+@njit_kernel
+def least_filled_ns(
     sums: Sums,
     again: Recompute,
     row: int,
@@ -73,26 +94,30 @@ def work_and_slots(
 ) -> int:
     """Return the least time from the first forward to the last backward on a replica, ns.
 
-    It does all the work of its micro-batches; and with at most N in flight, some of its slots runs
-    ceil(n / N) of them one after the other, each as long as the span without waiting. With
-    recompute N is free: what it costs is bounded at the low end of ranges of N, and slots are
-    counted at their high ends. `spare` is there for activations if nothing is recomputed, and
-    `spare_redone` otherwise, bytes.
+    It does all the work of its micro-batches, and waits as `filled_ns` says; and with at most N in
+    flight, some of its slots runs ceil(n / N) of them one after the other, each as long as the span
+    without waiting. With recompute N is free: what it costs is bounded at the low end of ranges of
+    N, and all else at their high ends. `spare` is there for activations if nothing is recomputed,
+    and `spare_redone` otherwise, bytes.
     """
-    work = sums.forward[end] - sums.forward[first] + sums.backward[end] - sums.backward[first]
+    forward = sums.forward[end] - sums.forward[first]
+    backward = sums.backward[end] - sums.backward[first]
+    behind = span - forward - backward
     free = most_in_flight(sums, row, first, end, spare, count)
     best = NEVER
     if free:
-        best = max(count * work, -(-count // free) * span)
+        filled = filled_ns(count, free, forward, backward, 0, behind)
+        best = max(filled, -(-count // free) * span)
     for which in range(len(again.counts)):
         last = which + 1 == len(again.counts)
         high = count if last else min(count, again.counts[which + 1] - 1)
         if high <= free:
             continue
         least = stage_recompute_ns(sums, again, which, row, first, end, spare_redone)
-        if least >= NEVER or count * (work + least) >= best:
+        if least >= NEVER or count * (forward + backward + least) >= best:
             break
-        best = min(best, max(count * (work + least), -(-count // high) * span))
+        filled = filled_ns(count, high, forward, backward, least, behind)
+        best = min(best, max(filled, -(-count // high) * span))
         if high == count:
             break
     return best
@@ -203,7 +228,7 @@ def extend_bound(
                 trip = sums.least_far[end] if leaves else sums.least_trip[end]
                 span = work + 2 * trip + q
                 if span != span_before:
-                    held = work_and_slots(
+                    held = least_filled_ns(
                         sums, again, row, first, end, spare, spare_redone, own, span
                     )
                     span_before = span
