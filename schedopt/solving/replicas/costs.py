@@ -230,6 +230,27 @@ def most_in_flight(sums: Sums, row: int, first: int, end: int, spare: int, count
 
 
 @njit_kernel
+def filled_ns(count: int, held: int, forward: int, backward: int, again: int, behind: int) -> int:
+    """Return the least time from the first forward to the last backward on a replica, ns.
+
+    It runs n micro-batches with at most N in flight, `held`, and `again` ns of recompute for each.
+    Before its first backward it runs forwards alone, at most N, for at least one of them and for
+    what that waits behind it; and behind its last forward at most N backwards, likewise. Where
+    n > N some backward has ended before the last forward, and these two times are apart. What they
+    leave free no forward or backward uses: only recompute of what is then in flight.
+    """
+    head = max(0, behind - (held - 1) * forward)
+    tail = max(0, behind - (held - 1) * backward)
+    if held >= count:
+        idle = max(head, tail)
+        used = count * again
+    else:
+        idle = head + tail
+        used = min(head, held * again) + min(tail, held * again)
+    return count * (forward + backward + again) + idle - min(used, count * again, idle)
+
+
+@njit_kernel
 def common_multiple(one: int, other: int) -> int:
     """Return the least common multiple."""
     return one // gcd(one, other) * other

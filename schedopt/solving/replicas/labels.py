@@ -14,6 +14,7 @@ from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, Recompute, Sums
 from schedopt.solving.replicas.costs import (
     collective_ns,
+    filled_ns,
     in_several_nodes,
     is_aligned,
     links_between,
@@ -188,6 +189,7 @@ def extend_labels(
                     span = behind_link(behind[2], trip, full, shared * period)
                     if span >= NEVER:
                         continue
+                    waited = span
                     span, needed, least = stage_span(
                         sums, again, row, first, end, left, own, work, span, modulus
                     )
@@ -198,7 +200,10 @@ def extend_labels(
                         label[1] = 0
                     else:
                         there_and_back = int(weight * (work + 2 * trip))
-                        label[1] = max(own * (work + least), there_and_back + behind[1])
+                        filled = filled_ns(
+                            own, needed, forward, work - forward, least, int(weight * waited)
+                        )
+                        label[1] = max(filled, there_and_back + behind[1])
                         there = int(weight * (forward + trip))
                         label[0] = max(label[1] + sync, there + behind[0])
                     if before_last + label[0] > limit:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.solving.local_search.njit import njit_entry
-from schedopt.solving.replicas.step_bound import filled_ns
+from schedopt.solving.replicas.costs import filled_ns
 from tests.budgets import trials
 
 times = st.integers(0, 9)
