@@ -247,6 +247,7 @@ class Suggestion(_Worded):
     SPLIT_BACKWARD = "split_backward", "split backwards (Scope.split_backward)"
     RECOMPUTE = "recompute", "recompute (Scope.recompute)"
     REPLICAS = "replicas", "replicas (Scope.replicas)"
+    SHARE_OPTIMIZER = "share_optimizer", "replicas that share the optimizer state (Scope.shard)"
     SHARE_MORE = "share_more", "replicas that share more of their state (Scope.shard)"
     COPIES = "copies", "a copy of tied weights in each layer that uses them (copy_tied_weights)"
     TRAINING_STEP = "training_step", "a training step (solve.batch)"

@@ -46,6 +46,7 @@ SUGGESTIONS: Final = {
     Suggestion.SPLIT_BACKWARD: "--split-backward",
     Suggestion.RECOMPUTE: "--recompute",
     Suggestion.REPLICAS: "--replicas",
+    Suggestion.SHARE_OPTIMIZER: "--shard optimizer",
     Suggestion.SHARE_MORE: "--shard parameter",
     Suggestion.COPIES: "--tied copied",
     Suggestion.TRAINING_STEP: "--batch",

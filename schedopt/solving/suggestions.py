@@ -46,10 +46,11 @@ def _suggestions(problem: Problem) -> Iterator[Suggestion]:
         yield Suggestion.RECOMPUTE
     known = all(layer.optimizer_bytes is not None for layer in problem.chain.layers)
     known &= problem.degrees == (1,)
-    most = "optimizer" if problem.chain.copied else SHARDS[-1]
-    less_shared = SHARDS.index(scope.shard) < SHARDS.index(most)
-    if problem.is_training_step and known and scope.replicas != 1 and less_shared:
-        yield Suggestion.SHARE_MORE
+    if problem.is_training_step and known and scope.replicas != 1:
+        if scope.shard == "none":
+            yield Suggestion.SHARE_OPTIMIZER
+        if scope.shard != SHARDS[-1] and not problem.chain.copied:
+            yield Suggestion.SHARE_MORE
     if scope.allocation != "fixed" and can_copy(problem.chain):
         yield Suggestion.COPIES
     if memory_proof(problem) is None:

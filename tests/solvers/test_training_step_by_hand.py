@@ -156,10 +156,11 @@ def test_where_none_fits_replicas_may_share_more() -> None:
     # 2 bytes of a copy and 2 of a gradient, and 1 kept of each; without copies 6 bytes more.
     layer = unit(weight_bytes=12, parameter_bytes=4, gradient_bytes=4, optimizer_bytes=4)
     chain = Chain(layers=(layer,) * 3)
-    for shard, least in (("optimizer", 26), ("gradient", 26), ("parameter", 25)):
+    for shard, least in (("none", 26), ("optimizer", 26), ("gradient", 26), ("parameter", 25)):
         scope = contiguous(chain, shard=shard, recompute=False)
         found = why(ask(chain, Platform(2, 9), batch=2, scope=scope))
         assert found.least_memory_bytes == least
+        assert (Suggestion.SHARE_OPTIMIZER in found.wider) == (shard == "none")
         assert (Suggestion.SHARE_MORE in found.wider) == (shard != "parameter")
         plan_of(ask(chain, Platform(2, least), batch=2, scope=scope))
 
@@ -188,7 +189,8 @@ def test_stages_with_copies_are_not_told_to_share_more_than_they_may() -> None:
     for shard in levels:
         scope = contiguous(chain, shard=shard, recompute=False)
         found = why(ask(chain, Platform(2, 3), batch=2, scope=scope))
-        assert (Suggestion.SHARE_MORE in found.wider) == (shard == "none")
+        assert (Suggestion.SHARE_OPTIMIZER in found.wider) == (shard == "none")
+        assert Suggestion.SHARE_MORE not in found.wider
 
 
 def test_what_takes_no_time_needs_nothing_to_work_with() -> None:
