@@ -35,6 +35,8 @@ MOST_LAYERED: Final = 4_000_000
 """Of each table of stages that run layer by layer."""
 MOST_ENTRIES: Final = 40_000_000
 """Of the table of recompute, which takes 8 bytes for each."""
+FEW: Final = 8
+"""Micro-batches in flight that are told apart; of more, only ranges that grow with their number."""
 MOST_GPUS: Final = 128
 """Jobs on more are laid out as folds, of which one part is looked for."""
 
@@ -320,7 +322,7 @@ def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1
             counts_of_none, nothing[:, 0, 0], nothing, nothing[:, :, :, 0].astype(np.int64)
         )
     while counts[-1] < most:
-        counts.append(min(most, counts[-1] + 1 + counts[-1] // 4))
+        counts.append(min(most, counts[-1] + 1 + max(0, counts[-1] - FEW) // 4))
     del counts[max(2, MOST_ENTRIES // (layers**2 * PRICES * tables)) :]
     table = RecomputeTable(problem.in_group(tensor), problem.platform.gpus[0])
     table.widen(layers)
