@@ -233,9 +233,11 @@ def refuse_other(records: Iterable[Record], wanted: Mapping[str, Any], path: Pat
     """Refuse records that were measured otherwise: their figures cannot stand next to new ones."""
     for record in records:
         for name, value in wanted.items():
-            if record.conditions.get(name) != value:
+            there = record.conditions.get(name)
+            if there != value:
+                changed = "the tables have changed since" if name == "data" else ""
                 raise InputError(
-                    f"is {record.conditions.get(name)!r:.60} there, and {value!r} now",
+                    changed or f"is {there!r:.60} there, and {value!r} now",
                     field=name,
                     way_out=WAY_OUT,
                     source=str(path if path.exists() else path.with_suffix(".json")),

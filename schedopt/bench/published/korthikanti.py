@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.transformer import Mode, Shape, read_shape
@@ -20,31 +20,53 @@ FULL: Final[Mode] = "full"
 SELECTIVE: Final[Mode] = "sequence+selective"
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+NEEDED: Final = "layers hidden heads sequence tp pp chunks_per_stage mbs microbatches mode"
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
-    names = tables.named("korthikanti", COLUMNS)
-    lines = [line for name in names for line in tables.lines(name, COLUMNS)]
+    lines = []
+    for name in tables.named("korthikanti", COLUMNS):
+        for line in tables.lines(name, COLUMNS):
+            why = unknown(line, NEEDED)
+            if not why and line["mode"] not in get_args(Mode):
+                why = f"{line['mode']} is no mode of which it is known what a layer keeps"
+            if why:
+                yield Unpredicted(row=_row(line), why=why)
+            else:
+                lines.append(line)
     timed = [line for line in lines if line["step_ns"]]
     yield from _by_efficiency(timed)
     yield from _by_recompute(timed)
     for line in lines:
-        name = f"{line['model']}, {line['mode']}"
-        shape, mode = _shape(line), line["mode"]
-        if line["activations_percent"]:
+        yield from _of_activations(line)
 
-            def relative(shape: Shape = shape, mode: Mode = mode) -> Predicted:
-                of_none = shape.activation_bytes("none")
-                return Predicted(100 * shape.activation_bytes(mode) / of_none)
 
-            measured = line["activations_percent"]
-            yield Prediction(test="c", row=name, measured=measured, predict=relative)
-        if line["activations_gib"]:
+def _of_activations(line: Line) -> Iterator[Prediction | Unpredicted]:
+    """Yield what a layer keeps, and the first stage."""
+    shape, mode = _shape(line), line["mode"]
+    if line["activations_percent"]:
 
-            def first_stage(line: Line = line, shape: Shape = shape) -> Predicted:
-                return Predicted(_in_flight_layers(line) * shape.activation_bytes(line["mode"]))
+        def relative() -> Predicted:
+            of_none = shape.activation_bytes("none")
+            return Predicted(100 * shape.activation_bytes(mode) / of_none)
 
-            measured = line["activations_gib"] * GIB
-            yield Prediction(test="d", row=name, measured=measured, predict=first_stage)
+        measured = line["activations_percent"]
+        yield Prediction(test="c", row=_row(line), measured=measured, predict=relative)
+    if line["activations_gib"]:
+
+        def first_stage() -> Predicted:
+            return Predicted(_in_flight_layers(line) * shape.activation_bytes(mode))
+
+        measured = line["activations_gib"] * GIB
+        yield Prediction(test="d", row=_row(line), measured=measured, predict=first_stage)
+    figures = ("step_ns", "activations_percent", "activations_gib")
+    if not any(line[name] for name in figures):
+        yield Unpredicted(row=_row(line), why="nothing was measured")
+
+
+def _row(line: Line) -> str:
+    return f"{line['model']}, {line['mode']}"
 
 
 def _in_flight_layers(line: Line) -> float:
@@ -84,13 +106,15 @@ def _step_flop(line: Line) -> float:
     return 1e6 * one_f_one_b_ns([unit / 3] * stages, [2 * unit / 3] * stages, line["microbatches"])
 
 
-def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction]:
+def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield the steps of large models from the smallest one of each mode."""
     modes: Mapping[str, list[Line]] = {line["mode"]: [] for line in timed}
     for line in timed:
         modes[line["mode"]].append(line)
     for mode, lines in modes.items():
         first = min(lines, key=lambda line: line["layers"] * line["hidden"] ** 2)
+        why = "step: the efficiency of its mode is fitted on it"
+        yield Unpredicted(row=_row(first), why=why)
         for line in lines:
             if line is first:
                 continue
@@ -100,23 +124,25 @@ def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction]:
                 constants = {f"TFLOP/s of a GPU, {mode}": rate / 1000}
                 return Predicted(_step_flop(line) / rate, constants)
 
-            row = f"{line['model']}, {mode}"
-            yield Prediction(test="a", row=row, measured=line["step_ns"], predict=scaled)
+            yield Prediction(test="a", row=_row(line), measured=line["step_ns"], predict=scaled)
 
 
-def _by_recompute(timed: Sequence[Line]) -> Iterator[Prediction]:
+def _by_recompute(timed: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield steps with selective recompute from those with full recompute."""
+    names = ("model", "layers", "hidden", "sequence", "tp", "pp", "mbs", "microbatches")
     for line in timed:
         if line["mode"] != SELECTIVE:
             continue
-        for full in timed:
-            if full["model"] == line["model"] and full["mode"] == FULL:
+        same = [other for other in timed if all(other[name] == line[name] for name in names)]
+        full = next((other for other in same if other["mode"] == FULL), None)
+        if full is None:
+            why = "step: no step with full recompute was measured"
+            yield Unpredicted(row=_row(line), why=why)
+            continue
 
-                def less(line: Line = line, full: Line = full) -> Predicted:
-                    rate = _step_flop(full) / full["step_ns"]
-                    constants = {f"TFLOP/s of a GPU, {full['model']}": rate / 1000}
-                    return Predicted(_step_flop(line) / rate, constants)
+        def less(line: Line = line, full: Line = full) -> Predicted:
+            rate = _step_flop(full) / full["step_ns"]
+            constants = {f"TFLOP/s of a GPU, {full['model']}": rate / 1000}
+            return Predicted(_step_flop(line) / rate, constants)
 
-                yield Prediction(
-                    test="b", row=line["model"], measured=line["step_ns"], predict=less
-                )
+        yield Prediction(test="b", row=line["model"], measured=line["step_ns"], predict=less)

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Final
 
 from schedopt.bench.published.mist_tables import MIB, NAMES, Mist, MistPlan
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted
 from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
 from schedopt.bench.published.tables import Tables
 from schedopt.importing.kept import stashed_bytes
@@ -21,16 +21,23 @@ ALONE: Final = 1.0
 """Where nothing tells, GPUs take turns."""
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
-    if not tables.has(*NAMES):
+    if lacking := tables.lacking(*NAMES):
+        yield Unpredicted(row="every row", why=f"there is no table {', '.join(lacking)}")
         return
     mist = Mist(tables)
+    for name, why in sorted(mist.unpredicted.items()):
+        yield Unpredicted(row=name, why=why)
     step_ns = cache(lambda number, share: _step_ns(mist, mist.plans[number], share))
     for plan in mist.plans:
         if plan.on_one_node:
             yield from _from_passes(mist, plan)
     for number, plan in enumerate(mist.plans):
+        if plan.line["set"] not in mist.update_ns:
+            why = "from profiles: no rank of its set tells how long the optimizer takes"
+            yield Unpredicted(row=plan.name, why=why)
+            continue
 
         def step(number: int = number, plan: MistPlan = plan) -> Predicted:
             if plan.on_one_node:
@@ -59,7 +66,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
         yield from _of_stages(plan)
 
 
-def _from_passes(mist: Mist, plan: MistPlan) -> Iterator[Prediction]:
+def _from_passes(mist: Mist, plan: MistPlan) -> Iterator[Prediction | Unpredicted]:
     """Yield the step from measured passes, optimizer and all-reduces."""
     stages = range(len(plan.stages))
     count = plan.line["microbatches"]
@@ -69,6 +76,8 @@ def _from_passes(mist: Mist, plan: MistPlan) -> Iterator[Prediction]:
     ]
     forward, backward = ([time / count for time in times if time] for times in sums)
     if len(forward) < len(stages) or len(backward) < len(stages):
+        why = "from its passes: those of a stage were not measured"
+        yield Unpredicted(row=plan.name, why=why)
         return
 
     def step() -> Predicted:
@@ -124,7 +133,7 @@ def _step_ns(mist: Mist, plan: MistPlan, share: float, *, measured: bool = False
     step = one_f_one_b_ns(*passes, plan.line["microbatches"])
     reduced = max(mist.all_reduce_ns(plan, stage) for stage in plan.stages)
     weights = max(stage.weights_mib for stage in plan.stages)
-    update = mist.update_ns.get(plan.line["set"], 0.0) * weights
+    update = mist.update_ns[plan.line["set"]] * weights
     return step + reduced + mist.embedding_ns(plan) + update
 
 

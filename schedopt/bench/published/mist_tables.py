@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,9 +32,11 @@ MEASURED: Final = (
 )
 MIB: Final = 2**20
 NODE: Final = 8
-"""GPUs of a node."""
+"""GPUs of a node, where the table of plans says nothing else of its hardware."""
 LAYER: Final = slice(1, 14)
 """The operators of one layer, of the list that a profile has."""
+OPERATORS: Final = 16
+"""Of a profile: one layer, what comes before the layers, and two behind them."""
 
 Op = Mapping[str, Any]
 
@@ -95,6 +98,8 @@ class MistPlan:
     stages: Sequence[PlanStage]
     ranks: Sequence[Line]
     """What each rank measured."""
+    node: int = NODE
+    """GPUs of a node."""
 
     @property
     def name(self) -> str:
@@ -104,7 +109,7 @@ class MistPlan:
     @property
     def on_one_node(self) -> bool:
         """Whether all GPUs are in one node."""
-        return int(self.line["gpus"]) <= NODE
+        return int(self.line["gpus"]) <= self.node
 
     @property
     def doubt(self) -> str:
@@ -119,7 +124,7 @@ class MistPlan:
     def leaves_node(self, stage: int) -> bool:
         """Whether what follows a stage lies in another node."""
         last = self.stages[stage].gpus[-1]
-        return last // NODE != (last + 1) // NODE
+        return last // self.node != (last + 1) // self.node
 
     def ranks_of(self, stage: int) -> list[Line]:
         """Return what the ranks of a stage measured. Megatron-LM gives all stages as many."""
@@ -142,18 +147,51 @@ class Mist:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
-    @cached_property
+    @property
     def plans(self) -> list[MistPlan]:
-        """The plans that were measured."""
+        """The plans that were measured, and whose operators were."""
+        return self._plans[0]
+
+    @property
+    def unpredicted(self) -> Mapping[str, str]:
+        """Why other plans are left out."""
+        return self._plans[1]
+
+    @cached_property
+    def _plans(self) -> tuple[list[MistPlan], dict[str, str]]:
         ranks: dict[str, list[Line]] = {}
         for rank in self.tables.lines("mist/measurements", MEASURED):
-            ranks.setdefault(rank["plan"], []).append(rank)
-        lines = self.tables.lines("mist/plans", PLANS)
-        return [
-            MistPlan(line, [*self._stages(line)], ranks[line["plan"]])
-            for line in lines
-            if line["measured"] and line["plan"] in ranks
-        ]
+            if rank["step_ns"] is not None:
+                ranks.setdefault(rank["plan"], []).append(rank)
+        plans, left_out = [], {}
+        for line in self.tables.lines("mist/plans", PLANS):
+            name = str(line["plan"])
+            try:
+                if not line["measured"] or name not in ranks:
+                    raise InputError("it was not measured")
+                stages = [*self._stages(line)]
+                plan = MistPlan(line, stages, ranks[name], self._node(line["set"]))
+                self._refuse_unmeasured(plan)
+                plans.append(plan)
+            except InputError as error:
+                left_out[name] = str(error)
+            except KeyError as error:
+                left_out[name] = f"a stage of it has no {error}"
+        for name in ranks.keys() - {plan.name for plan in plans} - left_out.keys():
+            left_out[name] = "there is no plan of this name in mist/plans"
+        return plans, left_out
+
+    def _node(self, name: str) -> int:
+        found = re.search(r"(\d+) a node", self.tables.hardware("mist/plans", name))
+        return int(found[1]) if found else NODE
+
+    def _refuse_unmeasured(self, plan: MistPlan) -> None:
+        """Refuse a plan of which a message or a collective was not measured."""
+        for number, stage in enumerate(plan.stages):
+            if number + 1 < len(plan.stages):
+                self.message_ns(plan, number)
+            self.all_reduce_ns(plan, stage)
+        self.embedding_ns(plan)
 
     def message_ns(self, plan: MistPlan, stage: int) -> float:
         """Return how long one pair of GPUs takes for the message behind a stage."""
@@ -168,7 +206,7 @@ class Mist:
         first, last = plan.stages[0], plan.stages[-1]
         if len(plan.stages) == 1:
             return 0.0
-        apart = first.gpus[0] // NODE != last.gpus[-1] // NODE
+        apart = first.gpus[0] // plan.node != last.gpus[-1] // plan.node
         count = MIB * first.ops[0]["weights_mib"]
         return self._sent(plan.line["set"], "inter" if apart else "intra", count)
 
@@ -202,7 +240,7 @@ class Mist:
         for plan in self.plans:
             for number, stage in enumerate(plan.stages):
                 for rank in plan.ranks_of(number):
-                    if rank["optimizer_ns"] and rank["stage"] is not None:
+                    if rank["optimizer_ns"] and rank["stage"] is not None and stage.weights_mib:
                         each = rank["optimizer_ns"] / stage.weights_mib
                         found.setdefault(plan.line["set"], []).append(each)
         return {name: median(values) for name, values in found.items()}
@@ -211,6 +249,14 @@ class Mist:
         first = 0
         for stage in line["stages"]:
             begin, end = stage["ops"]
+            lists = ("tp", "dp", "algo", "recompute")
+            if any(sum(count for _, count in stage[name]) != end - begin for name in lists):
+                raise InputError(
+                    f"the lists of a stage are not as long as its operators, {begin} to {end}",
+                    field="stages",
+                    way_out="Give each operator its degrees",
+                    source=str(self.tables.path("mist/plans")),
+                )
             runs = [
                 [value for value, count in stage[name] for _ in range(count)]
                 for name in ("tp", "dp", "algo")
@@ -238,6 +284,13 @@ class Mist:
         profile = self._profiles[key]
         inside, layers = profile[LAYER], int(line["layers"])
         behind = 1 + len(inside) * layers
+        if len(profile) != OPERATORS or number >= behind + 2:
+            raise InputError(
+                f"{line['plan']} names operator {number} of {layers} layers; the profile has "
+                f"{len(profile)} operators",
+                field="mist/ops",
+                way_out=f"Give {OPERATORS} for each size: one, those of one layer, and two",
+            )
         if number == 0:
             return profile[0]
         if number < behind:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from schedopt.bench.published.tables import Tables
+from schedopt.bench.published.tables import Line, Tables
 
 
 @dataclass(frozen=True)
@@ -41,5 +41,27 @@ class Prediction:
     doubt: str = ""
 
 
-Package: TypeAlias = Callable[[Tables], Iterator[Prediction]]
-"""Yields the predictions of a package, as far as its tables are there."""
+@dataclass(frozen=True, kw_only=True)
+class Unpredicted:
+    """A row that is not predicted.
+
+    Parameters
+    ----------
+    row : str
+        What it is of.
+    why : str
+        What is missing, or why a prediction would say nothing.
+    """
+
+    row: str
+    why: str
+
+
+Package: TypeAlias = Callable[[Tables], Iterator[Prediction | Unpredicted]]
+"""Yields for each row that was measured its predictions, or why there are none."""
+
+
+def unknown(line: Line, columns: str) -> str:
+    """Return which of some columns a line has no value in, as a reason; empty if none."""
+    empty = [name for name in columns.split() if line[name] is None]
+    return f"{' and '.join(empty)} not stated" if empty else ""

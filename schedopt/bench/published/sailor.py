@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import in_flight, one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
+from schedopt.errors import InputError
 
 RUNS: Final = (
     "run site model stages dp layers_per_stage gpu_tp mbs microbatches step_ns "
@@ -19,6 +19,8 @@ RUNS: Final = (
 PROFILES: Final = "model gpu mbs tp forward_ns backward_ns update_ns"
 BYTES: Final = "model tp layer params_bytes act_output_bytes act_mem_bytes"
 NETWORK: Final = "kind gpu gpus max_bytes_per_s"
+TABLES: Final = ("sailor/runs", "sailor/profiles", "sailor/bytes", "sailor/network")
+NEEDED: Final = "layers_per_stage gpu_tp mbs microbatches reduce_gradients_ns"
 STATES: Final = 24
 """Bytes for a weight: with its gradient and Adam's moments in single precision, and two copies."""
 WEIGHT: Final = 4
@@ -39,90 +41,124 @@ class _Stage:
     rate: float
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
-    names = ("sailor/runs", "sailor/profiles", "sailor/bytes", "sailor/network")
-    if not tables.has(*names):
+    if lacking := tables.lacking(*TABLES):
+        yield Unpredicted(row="every row", why=f"there is no table {', '.join(lacking)}")
         return
-    profiles = {
-        (line["model"], line["gpu"], line["mbs"], line["tp"]): line
-        for line in tables.lines("sailor/profiles", PROFILES)
-    }
-    sizes = {
-        (line["model"], line["tp"], line["layer"]): line
-        for line in tables.lines("sailor/bytes", BYTES)
-    }
-    rates = {
-        line["gpu"]: line["max_bytes_per_s"]
-        for line in tables.lines("sailor/network", NETWORK)
-        if line["kind"] == "homo-inter" and line["gpus"] == 1
-    }
+    inputs = _Inputs(tables)
     for run in tables.lines("sailor/runs", RUNS):
-        stages = _read_stages(run, profiles, sizes, rates)
-        if stages is None:
-            continue
-
-        def step(run: Line = run, stages: list[_Stage] = stages) -> Predicted:
-            return Predicted(_step_ns(run, stages))
-
-        def memory(run: Line = run, stages: list[_Stage] = stages) -> Predicted:
-            return Predicted(max(_memory_bytes(run, stages)))
-
-        # The first site has the plain names: its network is the measured one.
-        site = "" if run["site"] == "clariden" else f" {run['site']}"
-        doubt = "" if run["clean"] else "; ".join(run["flags"]) or "not clean"
-        figures = (("a step", "step_ns", step), ("a memory", "max_memory_bytes", memory))
-        for test, column, predict in figures:
-            if run[column]:
-                yield Prediction(
-                    test=test + site,
-                    row=run["run"],
-                    measured=run[column],
-                    predict=predict,
-                    doubt=doubt,
-                )
+        why = unknown(run, NEEDED)
+        try:
+            stages = [] if why else inputs.stages(run)
+        except InputError as error:
+            why = str(error)
+        if why:
+            yield Unpredicted(row=run["run"], why=why)
+        else:
+            yield from _of_run(run, stages)
 
 
-def _read_stages(
-    run: Line,
-    profiles: Mapping[tuple[str, str, int, int], Line],
-    sizes: Mapping[tuple[str, int, int], Line],
-    rates: Mapping[str, float],
-) -> list[_Stage] | None:
-    """Return the stages of a run; None where its layers were not profiled on its GPUs.
+def _of_run(run: Line, stages: Sequence[_Stage]) -> Iterator[Prediction | Unpredicted]:
+    def step() -> Predicted:
+        return Predicted(_step_ns(run, stages))
 
-    Replicas of a stage may be of several kinds, and the slowest counts.
-    """
-    stages = []
-    for layers, kinds in zip(run["layers_per_stage"], run["gpu_tp"], strict=True):
-        groups = kinds if isinstance(kinds[0], list) else [kinds]
-        found = [profiles.get((run["model"], gpu, run["mbs"], tp)) for gpu, tp in groups]
-        bytes_of = [sizes.get((run["model"], groups[0][1], layer)) for layer in layers]
-        if any(
-            profile is None or max(layers) >= len(profile["forward_ns"]) for profile in found
-        ) or any(line is None for line in bytes_of):
-            return None
-        profiled = [line for line in found if line]
-        known = [line for line in bytes_of if line]
+    def memory() -> Predicted:
+        return Predicted(max(_memory_bytes(run, stages)))
 
-        def slowest(name: str, layers: list[int] = layers, all_of: list[Line] = profiled) -> float:
-            return float(max(sum(line[name][layer] for layer in layers) for line in all_of))
-
-        stages.append(
-            _Stage(
-                slowest("forward_ns"),
-                slowest("backward_ns"),
-                slowest("update_ns"),
-                sum(line["params_bytes"] for line in known),
-                run["mbs"] * sum(line["act_mem_bytes"] for line in known),
-                run["mbs"] * known[-1]["act_output_bytes"],
-                min(rates.get(gpu, math.inf) for gpu, _ in groups),
+    # The cluster of several kinds of GPUs is that of MIT.
+    kinds = {gpu for groups in run["gpu_tp"] for gpu, _ in _groups(groups)}
+    cluster = " mit" if len(kinds) > 1 else ""
+    doubt = "" if run["clean"] else "; ".join(run["flags"]) or "not clean"
+    figures = (("a step", "step_ns", step), ("a memory", "max_memory_bytes", memory))
+    for test, column, predict in figures:
+        if run[column]:
+            yield Prediction(
+                test=test + cluster,
+                row=run["run"],
+                measured=run[column],
+                predict=predict,
+                doubt=doubt,
             )
+    if not any(run[column] for _, column, _ in figures):
+        yield Unpredicted(row=run["run"], why="nothing was measured")
+
+
+def _groups(kinds: Any) -> list[tuple[str, int]]:
+    """Return GPU and tensor degree of each replica of a stage, or of one where they are alike."""
+    several = kinds if isinstance(kinds[0], list) else [kinds]
+    return [(gpu, tensor) for gpu, tensor in several]
+
+
+class _Inputs:
+    """The tables that a step is predicted from."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.profiles = {
+            (line["model"], line["gpu"], line["mbs"], line["tp"]): line
+            for line in tables.lines("sailor/profiles", PROFILES)
+        }
+        self.sizes = {
+            (line["model"], line["tp"], line["layer"]): line
+            for line in tables.lines("sailor/bytes", BYTES)
+        }
+        self.rates: dict[str, float] = {
+            line["gpu"]: line["max_bytes_per_s"]
+            for line in tables.lines("sailor/network", NETWORK)
+            if line["kind"] == "homo-inter" and line["gpus"] == 1
+        }
+
+    def stages(self, run: Line) -> list[_Stage]:
+        """Return the stages of a run. Its replicas may be of several kinds: the slowest counts.
+
+        Raises
+        ------
+        InputError
+            If its layers were not profiled on its GPUs, or their network was not measured.
+        """
+        if len(run["layers_per_stage"]) != len(run["gpu_tp"]):
+            raise InputError("layers_per_stage and gpu_tp are not of as many stages")
+        pairs = zip(run["layers_per_stage"], run["gpu_tp"], strict=True)
+        found = [self._stage(run, layers, _groups(kinds)) for layers, kinds in pairs]
+        if len(found) > 1 and not all(stage.rate for stage in found):
+            raise InputError("the network of its GPUs was not measured")
+        return found
+
+    def _stage(self, run: Line, layers: list[int], groups: Sequence[tuple[str, int]]) -> _Stage:
+        lines = []
+        for gpu, tensor in groups:
+            line = self.profiles.get((run["model"], gpu, run["mbs"], tensor))
+            on = f"{run['model']} on {gpu} with {run['mbs']} samples and tensor degree {tensor}"
+            if line is None:
+                raise InputError(f"there is no profile of {on}")
+            if max(layers) >= len(line["forward_ns"]):
+                raise InputError(
+                    f"names layer {max(layers)}, and the profile of {on} has "
+                    f"{len(line['forward_ns'])}"
+                )
+            lines.append(line)
+        tensor = groups[0][1]
+        sizes = [self.sizes.get((run["model"], tensor, layer)) for layer in layers]
+        known = [line for line in sizes if line]
+        if len(known) < len(sizes):
+            layer = layers[sizes.index(None)]
+            raise InputError(f"there are no bytes of layer {layer} of {run['model']}, tp {tensor}")
+
+        def slowest(name: str) -> float:
+            return float(max(sum(line[name][layer] for layer in layers) for line in lines))
+
+        return _Stage(
+            slowest("forward_ns"),
+            slowest("backward_ns"),
+            slowest("update_ns"),
+            sum(line["params_bytes"] for line in known),
+            run["mbs"] * sum(line["act_mem_bytes"] for line in known),
+            run["mbs"] * known[-1]["act_output_bytes"],
+            min(self.rates.get(gpu, 0.0) for gpu, _ in groups),
         )
-    return stages
 
 
-def _step_ns(run: Line, stages: list[_Stage]) -> float:
+def _step_ns(run: Line, stages: Sequence[_Stage]) -> float:
     """Return the step: DeepSpeed sends and receives each tensor by itself, and waits for it.
 
     So a message occupies the GPUs at both of its ends, ahead and back. Every GPU sends over its
@@ -141,7 +177,7 @@ def _step_ns(run: Line, stages: list[_Stage]) -> float:
     return float(passes - twice + run["reduce_gradients_ns"] + update)
 
 
-def _memory_bytes(run: Line, stages: list[_Stage]) -> Iterator[float]:
+def _memory_bytes(run: Line, stages: Sequence[_Stage]) -> Iterator[float]:
     """Yield the peak of a GPU of each stage."""
     for number, stage in enumerate(stages):
         held = in_flight(len(stages), number, run["microbatches"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from schedopt.bench.published.prediction import Predicted, Prediction
-from schedopt.bench.published.simumax_memory import Model, peak_bytes, read_models
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
+from schedopt.bench.published.simumax_memory import Model, find_model, peak_bytes, read_models
 from schedopt.bench.published.tables import Line, Tables
+from schedopt.errors import InputError
 
 COLUMNS: Final = (
     "case model layers dense_layers tp cp ep pp dp sequence mbs microbatches step_ns "
@@ -15,25 +16,59 @@ COLUMNS: Final = (
 )
 SAME: Final = ("model", "layers", "tp", "cp", "ep", "pp", "dp", "sequence", "mbs")
 """What tells apart configurations that were run with several numbers of micro-batches."""
+NEEDED: Final = "layers tp cp ep pp dp sequence mbs microbatches step_ns"
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
     for name in tables.named("simumax", COLUMNS):
         groups: dict[tuple[object, ...], list[Line]] = {}
         for line in tables.lines(name, COLUMNS):
-            groups.setdefault(tuple(line[column] for column in SAME), []).append(line)
+            if why := unknown(line, NEEDED):
+                yield Unpredicted(row=line["case"], why=why)
+            else:
+                groups.setdefault(tuple(line[column] for column in SAME), []).append(line)
         models = read_models(tables.notes(name))
         for lines in groups.values():
-            # Memory is that of the run with the fewest micro-batches.
-            yield from _of_stages(min(lines, key=lambda line: float(line["microbatches"])), models)
-            if len({line["microbatches"] for line in lines}) > 2:
-                yield _longest(sorted(lines, key=lambda line: float(line["microbatches"])))
+            yield from _of_configuration(
+                sorted(lines, key=lambda line: float(line["microbatches"])), models
+            )
 
 
-def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction]:
+def _of_configuration(
+    lines: Sequence[Line], models: Mapping[str, Model]
+) -> Iterator[Prediction | Unpredicted]:
+    """Yield what is predicted of one configuration, its runs in order of their micro-batches."""
+    fewest, *others = lines
+    # Memory is that of the run with the fewest micro-batches.
+    yield from _of_stages(fewest, models)
+    counts = len({line["microbatches"] for line in lines})
+    for line in others:
+        if counts < 3:
+            why = "a step needs the steps of two other numbers of micro-batches"
+            yield Unpredicted(row=line["case"], why=why)
+        elif line is not lines[-1]:
+            why = "the step with the most micro-batches is predicted from it"
+            yield Unpredicted(row=line["case"], why=why)
+    if counts > 2:
+        yield _longest(lines)
+
+
+def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction | Unpredicted]:
     """Yield the peak of the ranks of each stage, the largest of them."""
-    ranks, stages = line["allocated_by_rank_bytes"], line["pp"]
+    ranks, stages = line["allocated_by_rank_bytes"] or {}, line["pp"]
+    why = ""
+    try:
+        find_model(line, models)
+    except InputError as error:
+        why = f"peak: {error}"
+    if not ranks:
+        why = "peak: not measured"
+    elif line["layers"] % stages or len(ranks) % stages:
+        why = f"peak: {line['layers']} layers and {len(ranks)} ranks do not make {stages} stages"
+    if why:
+        yield Unpredicted(row=line["case"], why=why)
+        return
     for stage in range(stages):
         own = [size for rank, size in ranks.items() if int(rank) * stages // len(ranks) == stage]
 
@@ -45,12 +80,13 @@ def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction]:
             yield Prediction(test="b", row=row, measured=max(own), predict=peak)
 
 
-def _longest(lines: list[Line]) -> Prediction:
+def _longest(lines: Sequence[Line]) -> Prediction:
     """Return the step with the most micro-batches: a step is a line over their number.
 
     It is the one through the two steps with the fewest.
     """
-    first, second, *_, last = lines
+    first, last = lines[0], lines[-1]
+    second = next(line for line in lines if line["microbatches"] != first["microbatches"])
 
     def step() -> Predicted:
         more = second["microbatches"] - first["microbatches"]

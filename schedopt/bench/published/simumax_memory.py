@@ -95,8 +95,24 @@ def read_models(notes: Sequence[str]) -> dict[str, Model]:
     found = {}
     for name, text in re.findall(r"(\S+): (hidden \d+[^;]*)", " ".join(notes)):
         pairs = re.findall(r"(expert ffn|[a-z]+) (\d+)", text)
-        found[name] = Model(**{words[word]: int(count) for word, count in pairs if word in words})
+        shape = {words[word]: int(count) for word, count in pairs if word in words}
+        if shape.keys() >= {"hidden", "heads", "kv", "ffn", "vocabulary"}:
+            found[name] = Model(**shape)
     return found
+
+
+def find_model(line: Line, models: Mapping[str, Model]) -> Model:
+    """Return the shape of the model of a line."""
+    name = line["model"]
+    longer = (found for other, found in models.items() if other.startswith(name))
+    model = models.get(name) or next(longer, None)
+    if model is None:
+        raise InputError(
+            f"{name} has no shape in the notes of the table",
+            field="model",
+            way_out="Give it, as in 'name: hidden 8192, heads 64, kv 8, ffn 28672, vocabulary 1'",
+        )
+    return model
 
 
 def peak_bytes(line: Line, models: Mapping[str, Model], stage: int) -> float:
@@ -107,14 +123,7 @@ def peak_bytes(line: Line, models: Mapping[str, Model], stage: int) -> float:
     each shape of weights (those of a layer with one expert, and the head) where gradients are added
     in place, and the logits. Tensor and sequence parallelism share all of this.
     """
-    model = next((model for name, model in models.items() if name.startswith(line["model"])), None)
-    if model is None:
-        raise InputError(
-            f"{line['model']} has no shape in the notes of the table",
-            field="model",
-            way_out="Give it, as in 'name: hidden 8192, heads 64, kv 8, ffn 28672, vocabulary 1'",
-        )
-    stages, tensor = int(line["pp"]), int(line["tp"])
+    model, stages, tensor = find_model(line, models), int(line["pp"]), int(line["tp"])
     layers = [*_layers(line, stage)]
     dense = sum(1 for sparse in layers if not sparse)
     ends = (stage == 0) + (stage == stages - 1)

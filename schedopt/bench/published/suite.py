@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from schedopt.bench.published.prediction import Package, Prediction
+from schedopt.bench.published.prediction import Package, Prediction, Unpredicted
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import Record, RecordFile, of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
@@ -30,7 +31,9 @@ PACKAGES: Final = (
     "korthikanti",
 )
 ROWS: Final = "rows"
+UNPREDICTED: Final = "unpredicted"
 TESTS: Final = "tests"
+EVERY: Final = "every row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +75,31 @@ def load_tests() -> Mapping[tuple[str, str], Test]:
 
 
 def published_cases(tables: Tables) -> Iterator[Case]:
-    """Yield a case for each row of each package whose tables are there."""
+    """Yield a case for each row of each package: its predictions, or why there are none."""
     for package in PACKAGES:
         predict_all: Package = import_module(f"{__package__}.{package}").predict_all
-        for prediction in predict_all(tables):
-            yield _row_case(package, prediction)
+        found = [*predict_all(tables)] or [Unpredicted(row=EVERY, why="there are no rows")]
+        yield from _told_apart(_case(package, one) for one in found)
+    for package in tables.packages:
+        if package not in PACKAGES:
+            yield _case(package, Unpredicted(row=EVERY, why="no test is of this folder"))
+
+
+def _told_apart(cases: Iterable[Case]) -> Iterator[Case]:
+    """Yield cases, with a number where several rows of a table have one name."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for case in cases:
+        name = (case.family, *case.key.values())
+        seen[name] += 1
+        row = case.key["row"]
+        number = f" ({seen[name]})" if seen[name] > 1 else ""
+        yield replace(case, key={**case.key, "row": f"{row}{number}"})
+
+
+def _case(package: str, one: Prediction | Unpredicted) -> Case:
+    if isinstance(one, Prediction):
+        return _row_case(package, one)
+    return Case(UNPREDICTED, {"package": package, "row": one.row, "why": one.why}, lambda *_: {})
 
 
 def _row_case(package: str, prediction: Prediction) -> Case:
@@ -223,6 +246,9 @@ def _summary_lines(records: Records) -> Iterable[str]:
     reached = sum(not _missed(row) for row in marked)
     rows = sum(row["rows"] for row in tests)
     yield f"{rows} figures in {len(tests)} tests; {reached} of {len(marked)} marks are reached."
+    left = len(of_family(records, UNPREDICTED))
+    if left:
+        yield f"{left} rows are not predicted; the tables say why."
 
 
 def _draw(records: Records) -> Figure:
@@ -233,7 +259,7 @@ def _draw(records: Records) -> Figure:
 
 SUITE: Final = Suite(
     title="Predictions, and what others measured",
-    families=(ROWS, TESTS),
+    families=(ROWS, UNPREDICTED, TESTS),
     protocol="Each row is a figure that somebody measured and published, and what this program "
     "predicts for it from other figures of the same source: steps by its simulation of 1F1B, with "
     "the messages that block a GPU, memory by what operators keep. Errors are predicted over "
@@ -267,6 +293,7 @@ SUITE: Final = Suite(
             "error package test row predicted measured doubt",
             _sorted_rows,
         ),
+        Table("Rows that are not predicted", "", "package row why", UNPREDICTED, keys=2),
     ],
     draw=_draw,
 )

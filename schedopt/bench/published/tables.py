@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -14,6 +15,19 @@ FORMAT: Final = "schedopt-data/1"
 
 Line: TypeAlias = Mapping[str, Any]
 """A line of a table, by its columns."""
+MEASURES: Final = ("_ns", "_bytes")
+"""How the names of columns end whose figures have units: nothing below 0, or null."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a file holds."""
+
+    columns: Sequence[str]
+    lines: list[Line]
+    notes: Sequence[str]
+    hardware: Any
+    """In words, or in words by the value of a column."""
 
 
 class Tables:
@@ -27,17 +41,13 @@ class Tables:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: dict[str, tuple[list[Line], Sequence[str]]] = {}
+        self._read: dict[str, _Table] = {}
         if not folder.is_dir():
             raise InputError(
                 f"{folder} is no folder of published tables",
                 field="--data",
                 way_out="Name a folder with a folder for each package, such as instances/published",
             )
-
-    def has(self, *names: str) -> bool:
-        """Whether there are tables of these names, such as "mist/ops"."""
-        return all(self.path(name).is_file() for name in names)
 
     @cached_property
     def digest(self) -> str:
@@ -62,30 +72,53 @@ class Tables:
         InputError
             If the file is no such table, or lacks a column.
         """
-        lines, _ = self._load(name)
+        self._refuse_without(name, columns)
+        return self._load(name).lines
+
+    def named(self, package: str, columns: str) -> list[str]:
+        """Return the tables of a package that have some columns, whatever they are called.
+
+        Raises
+        ------
+        InputError
+            If it has tables, and none has them: about the one that lacks the fewest.
+        """
+        names = [f"{package}/{path.stem}" for path in sorted(self.folder.glob(f"{package}/*.json"))]
+        lacking = {name: {*columns.split()} - {*self._load(name).columns} for name in names}
+        if names and all(lacking.values()):
+            self._refuse_without(min(names, key=lambda name: len(lacking[name])), columns)
+        return [name for name in names if not lacking[name]]
+
+    def lacking(self, *names: str) -> list[str]:
+        """Return those of some tables that are not there."""
+        return [name for name in names if not self.path(name).is_file()]
+
+    @property
+    def packages(self) -> list[str]:
+        """The folders that have tables."""
+        return sorted({path.parent.name for path in self.folder.glob("*/*.json")})
+
+    def notes(self, name: str) -> Sequence[str]:
+        """Return the notes of a table."""
+        return self._load(name).notes
+
+    def hardware(self, name: str, key: str) -> str:
+        """Return in words what a table, or its lines of some set, was measured on."""
+        hardware = self._load(name).hardware
+        return str(hardware.get(key, "") if isinstance(hardware, dict) else hardware)
+
+    def _refuse_without(self, name: str, columns: str) -> None:
+        there = self._load(name).columns
         for column in columns.split():
-            if lines and column not in lines[0]:
+            if column not in there:
                 raise InputError(
                     "is not a column of this table",
                     field=column,
                     way_out="Name it so, in the units that its name ends in",
                     source=str(self.path(name)),
                 )
-        return lines
 
-    def named(self, package: str, columns: str) -> list[str]:
-        """Return the tables of a package that have some columns, whatever they are called."""
-        wanted = set(columns.split())
-        names = [f"{package}/{path.stem}" for path in sorted(self.folder.glob(f"{package}/*.json"))]
-        return [
-            name for name in names if (lines := self._load(name)[0]) and wanted <= lines[0].keys()
-        ]
-
-    def notes(self, name: str) -> Sequence[str]:
-        """Return the notes of a table."""
-        return self._load(name)[1]
-
-    def _load(self, name: str) -> tuple[list[Line], Sequence[str]]:
+    def _load(self, name: str) -> _Table:
         if name not in self._read:
             self._read[name] = _read(self.path(name))
         return self._read[name]
@@ -95,7 +128,7 @@ class Tables:
         return self.folder / f"{name}.json"
 
 
-def _read(path: Path) -> tuple[list[Line], Sequence[str]]:
+def _read(path: Path) -> _Table:
     from schedopt.errors import naming_file
     from schedopt.formats.reading import decode, parse_object, read_bytes
 
@@ -115,8 +148,25 @@ def _read(path: Path) -> tuple[list[Line], Sequence[str]]:
                     field=f"rows[{number}]",
                     way_out="Give each line a value, or null, for each column",
                 )
+            for column, value in zip(columns, row, strict=True):
+                if column.endswith(MEASURES):
+                    _check_measure(value, f"rows[{number}].{column}")
         notes = _list(document, "notes")
-    return [dict(zip(columns, row, strict=True)) for row in rows], notes
+    lines: list[Line] = [dict(zip(columns, row, strict=True)) for row in rows]
+    return _Table(columns, lines, notes, document.get("hardware"))
+
+
+def _check_measure(value: Any, field: str) -> None:
+    """Refuse what is no figure, nor several."""
+    listed = list(value.values()) if isinstance(value, dict) else value
+    for one in listed if isinstance(listed, list) else [listed]:
+        figure = isinstance(one, (int, float)) and not isinstance(one, bool)
+        if one is not None and not (figure and one >= 0):
+            raise InputError(
+                f"{one!r:.40} is no time and no size",
+                field=field,
+                way_out="Give a number of at least 0, or null",
+            )
 
 
 def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Final
 
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import blocked_ns, one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.transformer import Shape, read_shape
@@ -36,20 +36,59 @@ EVEN: Final = "base"
 MOVED: Final = "redis"
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+ALIKE: Final = ("sequence", "hidden", "layers", "heads", "mbs", "microbatches")
+"""What runs have in common that differ in their vocabulary, or in the layers of their stages."""
+NEEDED: Final = (
+    "sequence hidden vocabulary layers heads pp mbs microbatches layers_per_stage step_ns "
+    "forward_ns backward_ns output_layer_ns input_forward_ns input_backward_ns communication_ns"
+)
+PAPER_NEEDED: Final = "gpus sequence vocabulary layers hidden heads mbs microbatches step_ns"
+
+
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
-    if tables.has(HOST):
-        lines = tables.lines(HOST, HOST_COLUMNS)
+    for name in tables.lacking(HOST, PAPER):
+        yield Unpredicted(row="every row", why=f"there is no table {name}")
+    if not tables.lacking(HOST):
+        lines = []
+        for line in tables.lines(HOST, HOST_COLUMNS):
+            if why := unknown(line, NEEDED):
+                yield Unpredicted(row=line["name"], why=why)
+            else:
+                lines.append(line)
         yield from _from_passes(lines)
         yield from _from_even(lines)
         yield from _spread(lines)
         yield from _memory(lines, "c", "max_allocated_bytes", gradients=False)
         yield from _memory(lines, "c logits", "max_allocated_bytes", gradients=True)
-    if tables.has(PAPER):
-        papers = [line for line in tables.lines(PAPER, PAPER_COLUMNS) if not line["out_of_memory"]]
-        yield from _from_shapes(papers)
-        plain = [line for line in papers if line["schedule"] == PLAIN]
-        yield from _memory(plain, "e", "peak_bytes", gradients=False)
+    if not tables.lacking(PAPER):
+        yield from _of_paper(tables.lines(PAPER, PAPER_COLUMNS))
+
+
+def _of_paper(lines: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
+    plain = []
+    for line in lines:
+        why = "it ran out of memory" if line["out_of_memory"] else unknown(line, PAPER_NEEDED)
+        if not why and line["schedule"] != PLAIN:
+            why = f"the schedule {line['schedule']} is not modelled"
+        elif not why and line["method"] not in (EVEN, MOVED):
+            why = f"the passes of {line['method']} were not measured"
+        if why:
+            yield Unpredicted(row=_paper_row(line), why=why)
+        else:
+            plain.append(line)
+    yield from _from_shapes(plain)
+    yield from _memory(plain, "e", "peak_bytes", gradients=False)
+
+
+def _paper_row(line: Line) -> str:
+    words = "{gpus} GPUs, sequence {sequence}, {method}, vocabulary {vocabulary}"
+    return words.format_map(line)
+
+
+def _alike(line: Line, other: Line) -> bool:
+    same = all(line[name] == other[name] for name in ALIKE)
+    return same and _gpus(line) == _gpus(other)
 
 
 def _shape(line: Line) -> Shape:
@@ -82,21 +121,24 @@ def _from_passes(lines: Sequence[Line]) -> Iterator[Prediction]:
             yield Prediction(test="a", row=line["name"], measured=line["step_ns"], predict=step)
 
 
-def _from_even(lines: Sequence[Line]) -> Iterator[Prediction]:
+def _from_even(lines: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield the steps of pipelines whose layers were moved, from the passes of the even one."""
     for line in lines:
         if line["method"] != MOVED:
             continue
-        for even in lines:
-            same = ("vocabulary", "sequence", "hidden", "layers", "pp")
-            if even["method"] == EVEN and all(even[name] == line[name] for name in same):
+        alike = [other for other in lines if other["method"] == EVEN and _alike(line, other)]
+        even = next((one for one in alike if one["vocabulary"] == line["vocabulary"]), None)
+        if even is None:
+            why = "from the even pipeline: it was not measured"
+            yield Unpredicted(row=line["name"], why=why)
+            continue
 
-                def step(line: Line = line, even: Line = even) -> Predicted:
-                    forward = _moved(even["forward_ns"], even, line)
-                    backward = _moved(even["backward_ns"], even, line)
-                    return Predicted(_step_ns(line, forward, backward))
+        def step(line: Line = line, even: Line = even) -> Predicted:
+            forward = _moved(even["forward_ns"], even, line)
+            backward = _moved(even["backward_ns"], even, line)
+            return Predicted(_step_ns(line, forward, backward))
 
-                yield Prediction(test="b", row=line["name"], measured=line["step_ns"], predict=step)
+        yield Prediction(test="b", row=line["name"], measured=line["step_ns"], predict=step)
 
 
 def _moved(times: Sequence[float], even: Line, line: Line) -> list[float]:
@@ -142,8 +184,7 @@ def _memory(
     even = [line for line in lines if line["method"] == EVEN and line[column]]
     for line in even:
         shape = _shape(line)
-        same = [other for other in even if other["sequence"] == line["sequence"]]
-        same = [other for other in same if _gpus(other) == _gpus(line)]
+        same = [other for other in even if _alike(line, other)]
         least = min(same, key=lambda other: float(other["vocabulary"]))
         if line is least:
             continue
@@ -163,19 +204,16 @@ def _gpus(line: Line) -> int:
     return int(line["gpus"] if "gpus" in line else line["pp"])
 
 
-def _from_shapes(lines: Sequence[Line]) -> Iterator[Prediction]:
+def _from_shapes(plain: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield steps from the work of each stage and the efficiency of the smallest vocabulary."""
-    plain = [
-        line for line in lines if line["method"] in (EVEN, MOVED) and line["schedule"] == PLAIN
-    ]
     for line in plain:
-        same = [other for other in plain if other["method"] == EVEN]
-        same = [other for other in same if other["sequence"] == line["sequence"]]
+        even = [other for other in plain if other["method"] == EVEN]
+        same = [other for other in even if other["sequence"] == line["sequence"]]
         same = [other for other in same if other["gpus"] == line["gpus"]]
-        if not same:
-            continue
-        least = min(same, key=lambda other: float(other["vocabulary"]))
-        if line is least:
+        least = min(same, key=lambda other: float(other["vocabulary"]), default=None)
+        if least is None or line is least:
+            what = "the efficiency is fitted on it" if least else "no efficiency was measured"
+            yield Unpredicted(row=_paper_row(line), why=f"step: {what}")
             continue
 
         def step(line: Line = line, least: Line = least) -> Predicted:
@@ -183,8 +221,7 @@ def _from_shapes(lines: Sequence[Line]) -> Iterator[Prediction]:
             name = f"TFLOP/s of a GPU, {line['gpus']} GPUs, sequence {line['sequence']}"
             return Predicted(_flop(line) / rate + _update_ns(line), {name: rate / 1000})
 
-        row = "{gpus} GPUs, sequence {sequence}, {method}, vocabulary {vocabulary}".format_map(line)
-        yield Prediction(test="d", row=row, measured=line["step_ns"], predict=step)
+        yield Prediction(test="d", row=_paper_row(line), measured=line["step_ns"], predict=step)
 
 
 def _flop(line: Line) -> float:

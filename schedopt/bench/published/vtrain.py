@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.transformer import Shape, read_shape
 
 COLUMNS: Final = "parameters_billion mbs hidden heads layers sequence tp dp pp microbatches step_ns"
-SAME: Final = ("parameters_billion", "tp", "mbs")
-"""Of rows on which a layer takes as long."""
+SAME: Final = ("parameters_billion", "hidden", "heads", "layers", "sequence", "tp", "mbs")
+"""Of rows on which a layer takes as long: the size, the tensor degree and the micro-batch."""
 VOCABULARY: Final = 51200
 CARD: Final = 12.5e9
 """Bytes per second: InfiniBand HDR, taken as 800 Gb/s of a node, for each of its 8 GPUs."""
@@ -29,14 +29,18 @@ SHARDED: Final = 8
 """The tensor degree whose rows scatter little."""
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for table in tables.named("vtrain", COLUMNS):
         for line in tables.lines(table, COLUMNS):
-            groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
+            if why := unknown(line, COLUMNS):
+                yield Unpredicted(row=_row(line), why=why)
+            else:
+                groups.setdefault(tuple(line[name] for name in SAME), []).append(line)
     for lines in groups.values():
         fitted = min(lines, key=lambda line: (line["pp"], -line["dp"]))
+        yield Unpredicted(row=_row(fitted), why="the time of a layer is fitted on it")
         for line in lines:
             if line is fitted:
                 continue
@@ -47,9 +51,14 @@ def predict_all(tables: Tables) -> Iterator[Prediction]:
                 constants = {f"ns of a layer, {size}": forward}
                 return Predicted(_passes(line) * forward + _behind_ns(line), constants)
 
-            row = "{parameters_billion}B, tp {tp}, dp {dp}, pp {pp}, mbs {mbs}".format_map(line)
             for test in ("a", "a tp 8") if line["tp"] == SHARDED else ("a",):
-                yield Prediction(test=test, row=row, measured=line["step_ns"], predict=scaled)
+                yield Prediction(
+                    test=test, row=_row(line), measured=line["step_ns"], predict=scaled
+                )
+
+
+def _row(line: Line) -> str:
+    return "{parameters_billion}B, tp {tp}, dp {dp}, pp {pp}, mbs {mbs}".format_map(line)
 
 
 def _shape(line: Line) -> Shape:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from schedopt.bench.published.prediction import Predicted, Prediction
+from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.bench.published.zero_bubble_orders import (
@@ -22,27 +22,62 @@ MEASURED: Final = (
     "table model layers heads hidden sequence schedule stages microbatches mbs step_ns memory_gb "
     "flag"
 )
+NEEDED: Final = "layers heads hidden sequence stages microbatches mbs step_ns"
 RATES: Final = "table model stages microbatches schedule bubble_rate"
 EXCHANGES: Final[Mapping[str, int]] = {"1f1b": 1, "1f1b-i": 1, "zb-1p": 2, "zb-2p": 2}
 """How often a GPU stops behind a pass: Megatron-LM sends and receives at once, zero-bubble
 schedules by themselves."""
+RATED: Final = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
+"""Schedules whose bubble rates follow from the passes."""
 ROOM: Final[Mapping[str, int]] = {"zb-1p": 1, "zb-2p": 2}
 """Micro-batches that fit, over the stages."""
 GIGA: Final = 10**9
 
 
-def predict_all(tables: Tables) -> Iterator[Prediction]:
+def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     """Yield the predictions of the package."""
-    if not tables.has("zero_bubble/passes", "zero_bubble/measured"):
+    if lacking := tables.lacking("zero_bubble/passes", "zero_bubble/measured"):
+        yield Unpredicted(row="every row", why=f"there is no table {', '.join(lacking)}")
         return
-    measured = tables.lines("zero_bubble/measured", MEASURED)
-    profiles = [_Profile(line, measured) for line in tables.lines("zero_bubble/passes", PASSES)]
+    lines = tables.lines("zero_bubble/measured", MEASURED)
+    measured = [line for line in lines if not unknown(line, NEEDED)]
+    for line in lines:
+        if why := unknown(line, NEEDED):
+            yield Unpredicted(row=_row(line), why=why)
+    passes = tables.lines("zero_bubble/passes", PASSES)
+    profiles = [_Profile(line, measured) for line in passes if not unknown(line, PASSES)]
+    rates = []
+    if not tables.lacking("zero_bubble/bubble_rates"):
+        rates = tables.lines("zero_bubble/bubble_rates", RATES)
     for profile in profiles:
-        if tables.has("zero_bubble/bubble_rates"):
-            rates = tables.lines("zero_bubble/bubble_rates", RATES)
-            yield from _of_rates(profile, rates)
+        yield from _of_rates(profile, rates)
         yield from _of_steps(profile, measured)
     yield from _of_memory(measured)
+    for line in rates:
+        if why := _not_rated(line, profiles):
+            yield Unpredicted(row=f"bubble rate, {_row(line)}", why=why)
+    for line in measured:
+        if why := _not_timed(line, profiles):
+            yield Unpredicted(row=f"step, {_row(line)}", why=why)
+
+
+def _row(line: Line) -> str:
+    words = "{schedule}, {model}, {stages} stages, {microbatches} micro-batches, table {table}"
+    return words.format_map(line)
+
+
+def _not_rated(line: Line, profiles: Sequence[_Profile]) -> str:
+    if line["schedule"] not in RATED:
+        return f"the schedule {line['schedule']} is not modelled"
+    if not line["bubble_rate"]:
+        return "bubble_rate not stated"
+    return "" if any(one.is_of(line) for one in profiles) else "its passes were not measured"
+
+
+def _not_timed(line: Line, profiles: Sequence[_Profile]) -> str:
+    if line["schedule"] not in EXCHANGES:
+        return f"the schedule {line['schedule']} is not modelled"
+    return "" if any(one.is_run_of(line) for one in profiles) else "its passes were not measured"
 
 
 class _Profile:
@@ -63,11 +98,15 @@ class _Profile:
     @property
     def chunks(self) -> int:
         """Layers of a stage, one a chunk; the ends count as a layer each."""
-        return int((self.model["layers"] + 2) // self.stages) if self.model else 1
+        return max(1, (self.model["layers"] + 2) // self.stages) if self.model else 1
 
     def is_of(self, row: Line) -> bool:
         """Whether a row of a table is of this run."""
         return all(row[name] == self.line[name] for name in ("model", "stages", "microbatches"))
+
+    def is_run_of(self, row: Line) -> bool:
+        """Whether a row of a table is of this run, with as many samples."""
+        return self.is_of(row) and bool(row["mbs"] == self.line["mbs"])
 
     def passes(self, exchanges: int = 0) -> Passes:
         """Return the passes; exchanges that block a GPU make them longer, and none waits then."""
@@ -126,7 +165,7 @@ def _weight_part(model: Line) -> float:
 def _of_rates(profile: _Profile, rates: list[Line]) -> Iterator[Prediction]:
     """Yield the bubble rates that the authors computed."""
     for row in rates:
-        if not profile.is_of(row) or row["schedule"] == "zb-v" or not row["bubble_rate"]:
+        if not profile.is_of(row) or _not_rated(row, [profile]):
             continue
         schedule = row["schedule"]
 
@@ -145,7 +184,7 @@ def _of_rates(profile: _Profile, rates: list[Line]) -> Iterator[Prediction]:
 
 def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction]:
     """Yield steps from the passes alone, and with what 1F1B takes besides."""
-    rows = [row for row in measured if profile.is_of(row) and row["mbs"] == profile.line["mbs"]]
+    rows = [row for row in measured if profile.is_run_of(row)]
     plain = [row for row in rows if row["schedule"] == "1f1b" and not row["flag"]]
     for row in rows:
         schedule = row["schedule"]

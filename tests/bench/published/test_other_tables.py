@@ -1,0 +1,137 @@
+"""Tables that differ from those that are shipped: no line is lost, and nothing crashes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedopt.bench.published import suite
+from schedopt.bench.published.suite import PACKAGES, ROWS, SUITE, published_cases
+from schedopt.bench.published.tables import Tables
+from schedopt.bench.records import Record, RecordFile
+from schedopt.bench.suite import Case, measure
+from tests.bench.published.other_tables import (
+    MEASURED,
+    OTHER,
+    SHIPPED,
+    Documents,
+    lines,
+    renamed,
+    shipped,
+    turned,
+    write,
+)
+from tests.cli.commands import run
+
+LONG = ("zb-1p", "zb-2p", "several nodes")
+"""Tests whose predictions take longer."""
+
+
+def measured(cases: list[Case]) -> RecordFile:
+    file = RecordFile(None)
+    assert measure([cases], None, file)
+    assert measure([[*suite.test_cases(file)]], None, file)
+    return file
+
+
+def check_accounts(documents: Documents, folder: Path) -> list[Case]:
+    """Every line is found again, predicted or with a reason, and no two have one name."""
+    cases = [*published_cases(Tables(write(documents, folder)))]
+    names = [(case.family, *case.key.values()) for case in cases]
+    assert len(set(names)) == len(names)
+    said = {(case.family, case.key["package"], case.key["row"]) for case in cases}
+    assert all(case.family == ROWS or case.key["why"] for case in cases)
+    assert {*PACKAGES} <= {package for _, package, _ in said}
+    for name, words in MEASURED.items():
+        package = name.split("/")[0]
+        rows = [row for _, of, row in said if of == package]
+        if "every row" in rows:
+            continue
+        wanted = Counter(words.format_map(line) for line in lines(documents[name]))
+        for label, count in wanted.items():
+            assert any(label in row for row in rows), (name, label)
+            if package == "vtrain":
+                alike = [row for row in rows if row.partition(" (")[0] == label]
+                assert len(alike) == count, label
+    return cases
+
+
+@pytest.mark.parametrize("other", [pytest.param(one, id=one.__name__) for one in OTHER])
+def test_no_line_is_lost(other: Callable[[Documents], None], tmp_path: Path) -> None:
+    documents = shipped()
+    other(documents)
+    cases = check_accounts(documents, tmp_path)
+    first: dict[tuple[Any, ...], Case] = {}
+    for case in cases:
+        test = case.key.get("test", "")
+        if not any(word in test for word in LONG):
+            first.setdefault((case.family, case.key["package"], test), case)
+    file = measured([*first.values()])
+    for record in file.records:
+        assert record.get("predicted", 1) > 0
+    if file.records:
+        assert SUITE.to_markdown(file.records)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("other", [pytest.param(one, id=one.__name__) for one in OTHER])
+def test_all_is_predicted(other: Callable[[Documents], None], tmp_path: Path) -> None:
+    documents = shipped()
+    other(documents)
+    file = measured(check_accounts(documents, tmp_path))
+    assert SUITE.to_markdown(file.records)
+    SUITE.save_picture(file.records, tmp_path / "picture.svg")
+
+
+def test_names_and_order_change_nothing(tmp_path: Path) -> None:
+    documents = {name: one for name, one in shipped().items() if not name.startswith("zero")}
+    documents["mist/plans"]["rows"] = documents["mist/plans"]["rows"][:6]
+    before = errors([*published_cases(Tables(write(documents, tmp_path / "before")))])
+    renamed(documents)
+    turned(documents)
+    after = errors([*published_cases(Tables(write(documents, tmp_path / "after")))])
+    assert len(before) > 100
+    assert before == after
+
+
+def errors(cases: list[Case]) -> list[tuple[str, str, float]]:
+    found: list[Record] = measured([case for case in cases if case.family == ROWS]).records
+    return sorted(
+        (row["package"], row["test"], row["error_percent"]) for row in found if row.family == ROWS
+    )
+
+
+def test_lines_may_end_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "vtrain" / "runs.json"
+    path.parent.mkdir()
+    text = (SHIPPED / "vtrain" / "runs.json").read_text()
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n\r\n").encode())
+    assert Tables(tmp_path).lines("vtrain/runs", "tp") == Tables(SHIPPED).lines("vtrain/runs", "tp")
+
+
+@pytest.mark.parametrize("package", ["vtrain", "simumax", "korthikanti", "sailor"])
+def test_other_units_are_refused(package: str, tmp_path: Path) -> None:
+    documents = {name: one for name, one in shipped().items() if name.startswith(package)}
+    (name,) = documents.keys() & MEASURED.keys()
+    columns = documents[name]["columns"]
+    columns[columns.index("step_ns")] = "step_ms"
+    done = run("bench", "published", "--data", write(documents, tmp_path / "data"), "-o", tmp_path)
+    assert done.returncode == 2
+    for word in (f"{name}.json", "step_ns", "not a column", "units"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("value", [-1, "5", True, [3, "4"], {"0": -2}])
+def test_what_is_no_figure_is_refused(value: Any, tmp_path: Path) -> None:
+    document = json.loads((SHIPPED / "vtrain" / "runs.json").read_text())
+    document["rows"][2][document["columns"].index("step_ns")] = value
+    folder = write({"vtrain/runs": document}, tmp_path / "data")
+    done = run("bench", "published", "--data", folder, "-o", tmp_path)
+    assert done.returncode == 2
+    assert "rows[2].step_ns" in done.stderr
+    assert "Traceback" not in done.stderr
