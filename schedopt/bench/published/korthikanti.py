@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, get_args
 
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
-from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Mode, Shape, read_shape
+from schedopt.bench.published.transformer import LINK, MEMORY, UPDATE, Mode, Shape, read_shape
 
 COLUMNS: Final = (
     "model layers hidden heads sequence tp pp chunks_per_stage mbs microbatches mode step_ns "
@@ -16,6 +15,9 @@ COLUMNS: Final = (
 )
 VOCABULARY: Final = 51200
 GIB: Final = 2**30
+HALF: Final = 2
+CARD: Final = 25e9
+"""Bytes per second of the network card of each GPU (InfiniBand HDR, 8 cards a node of 8)."""
 FULL: Final[Mode] = "full"
 SELECTIVE: Final[Mode] = "sequence+selective"
 
@@ -93,17 +95,44 @@ def _flop(shape: Shape, mode: Mode) -> float:
     return shape.layers * (3 * shape.layer_flop + again) + 3 * shape.head_flop
 
 
-def _step_flop(line: Line) -> float:
-    """Return the step of an even pipeline, in the work that one GPU does meanwhile.
+def _outside_ns(line: Line) -> tuple[float, float]:
+    """Return what messages add to the passes of a micro-batch, and the update, ns.
+
+    Behind each pass of a chunk a GPU stops for an exchange. Each GPU of a tensor group sends its
+    part of what leaves a stage, and the group gathers the parts (Narayanan et al. 2021, 4.1).
+    """
+    shape, tensor = _shape(line), line["tp"]
+    size = HALF * shape.values
+    message = size / tensor / CARD + size * (tensor - 1) / tensor / LINK
+    exchanges = 2 * line["chunks_per_stage"] if line["pp"] > 1 else 0
+    ends = VOCABULARY * line["hidden"]
+    weights = (shape.layer_parameters * line["layers"] / line["pp"] + ends) / tensor
+    return 1e9 * exchanges * message, 1e9 * UPDATE * weights / MEMORY
+
+
+def _rounds(line: Line) -> float:
+    """Return how often a stage could run a micro-batch in a step of an even pipeline.
 
     With v chunks a stage the pipeline fills v times as fast (Narayanan et al. 2021).
     """
-    shape, stages = _shape(line), line["pp"]
-    work = _flop(shape, line["mode"]) / line["tp"] / stages
-    if line["chunks_per_stage"] > 1:
-        return float(work * (line["microbatches"] + (stages - 1) / line["chunks_per_stage"]))
-    unit = round(work / 1e6)
-    return 1e6 * one_f_one_b_ns([unit / 3] * stages, [2 * unit / 3] * stages, line["microbatches"])
+    return float(line["microbatches"] + (line["pp"] - 1) / line["chunks_per_stage"])
+
+
+def _work(line: Line) -> float:
+    """Return the work of a GPU for a micro-batch."""
+    return float(_flop(_shape(line), line["mode"]) / line["tp"] / line["pp"])
+
+
+def _step_ns(line: Line, rate: float) -> float:
+    """Return the step of an even pipeline, with so many floating-point operations a ns."""
+    messages, update = _outside_ns(line)
+    return float((_work(line) / rate + messages) * _rounds(line) + update)
+
+
+def _rate(line: Line) -> float:
+    """Return how many floating-point operations a ns a GPU does in a measured step."""
+    messages, update = _outside_ns(line)
+    return float(_work(line) / ((line["step_ns"] - update) / _rounds(line) - messages))
 
 
 def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
@@ -120,9 +149,8 @@ def _by_efficiency(timed: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
                 continue
 
             def scaled(line: Line = line, first: Line = first, mode: str = mode) -> Predicted:
-                rate = _step_flop(first) / first["step_ns"]
-                constants = {f"TFLOP/s of a GPU, {mode}": rate / 1000}
-                return Predicted(_step_flop(line) / rate, constants)
+                rate = _rate(first)
+                return Predicted(_step_ns(line, rate), {f"TFLOP/s of a GPU, {mode}": rate / 1000})
 
             yield Prediction(test="a", row=_row(line), measured=line["step_ns"], predict=scaled)
 
@@ -141,8 +169,8 @@ def _by_recompute(timed: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
             continue
 
         def less(line: Line = line, full: Line = full) -> Predicted:
-            rate = _step_flop(full) / full["step_ns"]
+            rate = _rate(full)
             constants = {f"TFLOP/s of a GPU, {full['model']}": rate / 1000}
-            return Predicted(_step_flop(line) / rate, constants)
+            return Predicted(_step_ns(line, rate), constants)
 
         yield Prediction(test="b", row=line["model"], measured=line["step_ns"], predict=less)

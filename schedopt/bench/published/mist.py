@@ -15,8 +15,9 @@ from schedopt.importing.kept import stashed_bytes
 
 STATES: Final = 9
 """Over the bytes of a weight in half precision: gradient, copy and moments in single precision."""
-SHARES: Final = tuple(step / 4 for step in range(9))
-"""How much longer a message takes for each other GPU that uses the same network card."""
+SHARES: Final = tuple(step / 20 for step in range(21))
+"""How much longer a message takes for each other GPU that uses the same network card: from not at
+all to as long as without them, where they take turns."""
 ALONE: Final = 1.0
 """Where nothing tells, GPUs take turns."""
 
@@ -163,7 +164,7 @@ def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
     """Yield the memory of each stage, and its passes."""
     count = plan.line["microbatches"]
     for number, stage in enumerate(plan.stages):
-        row = f"{plan.name}, stage {number}"
+        row = f"{plan.name}, stage {number}{stage.group}"
         states = STATES * MIB * stage.weights_mib
         stashed = stashed_bytes(
             stage.operators,

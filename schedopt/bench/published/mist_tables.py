@@ -38,6 +38,9 @@ LAYER: Final = slice(1, 14)
 OPERATORS: Final = 16
 """Of a profile: one layer, what comes before the layers, and two behind them."""
 
+GROUP: Final = ", a group of GPUs "
+"""What the name of a stage says where GPUs share its operators."""
+
 Op = Mapping[str, Any]
 
 
@@ -67,6 +70,13 @@ class PlanStage:
             Operator(op["op"], round(MIB * op["input_mib"]), round(MIB * op["activations_mib"]))
             for op in self.ops
         ]
+
+    @property
+    def group(self) -> str:
+        """In words, the GPUs that share each operator; empty where each has its own."""
+        if max(op["tp"] for op in self.ops) == 1:
+            return ""
+        return f"{GROUP}{self.gpus[0]} to {self.gpus[-1]}"
 
     @property
     def forward_ns(self) -> float:

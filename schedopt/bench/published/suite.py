@@ -12,6 +12,7 @@ from importlib.resources import files
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from schedopt.bench.published.mist_tables import GROUP
 from schedopt.bench.published.prediction import Package, Prediction, Unpredicted
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import Record, RecordFile, of_family
@@ -232,6 +233,43 @@ def _package_rows(records: Records) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -float(row["mean"]))
 
 
+def _group_rows(records: Records) -> list[dict[str, Any]]:
+    """Return the passes of stages whose GPUs form a tensor group, as measured over profiled."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in of_family(records, ROWS):
+        if row["test"] in ("d forward", "d backward") and GROUP in row["row"]:
+            stage, _, gpus = row["row"].partition(GROUP)
+            ratio = row["measured"] / row["predicted"]
+            which = row["test"].split()[1]
+            found.setdefault(row["row"], {"gpus": gpus, "stage": stage})[which] = f"{ratio:.2f}"
+    return sorted(found.values(), key=lambda row: (row["gpus"], row["stage"]))
+
+
+def _without_worst(records: Records) -> list[dict[str, Any]]:
+    """Return for the tests that miss their mark what they reach without some rows."""
+    tests, found = load_tests(), []
+    for row in of_family(records, TESTS):
+        if not _missed(row):
+            continue
+        test = tests[row["package"], row["test"]]
+        rows = sorted(_rows_of(records, row), key=test.error, reverse=True)
+        for place, worst in enumerate(rows[:-1]):
+            rest = [test.error(other) for other in rows[place + 1 :]]
+            found.append(
+                {
+                    "package": row["package"],
+                    "test": row["test"],
+                    "row": worst["row"],
+                    "error": f"{worst['error_percent']:+.2f} %",
+                    "rest": _pair([round(mean(rest), 2), round(max(rest), 2)]),
+                    "mark": _pair(row["mark"]),
+                }
+            )
+            if not _missed({**row, "mean": mean(rest), "largest": max(rest)}):
+                break
+    return found
+
+
 def _constant_rows(records: Records) -> list[dict[str, Any]]:
     return [
         {"package": row["package"], "test": row["test"], "constant": name, "value": f"{value:g}"}
@@ -286,6 +324,22 @@ SUITE: Final = Suite(
             _test_rows,
         ),
         Table("Packages", "The worst first.", "package rows mean largest", _package_rows),
+        Table(
+            "Marks that are missed",
+            "The worst rows, up to those without which the mark would be reached, and the errors "
+            "of the rest (mean / largest).",
+            "package test row error rest mark",
+            _without_worst,
+            keys=3,
+        ),
+        Table(
+            "Tensor groups",
+            "Passes of stages whose GPUs share each operator, as measured over those of the "
+            "profile. What follows from the profile is the same for all groups of one size.",
+            "gpus=GPUs stage forward backward",
+            _group_rows,
+            keys=2,
+        ),
         Table("Constants that were fitted", "", "package test constant value", _constant_rows),
         Table(
             "Rows",

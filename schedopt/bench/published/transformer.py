@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from schedopt.bench.published.tables import Line
+
+UPDATE: Final = 34
+"""Bytes that Adam reads and writes for a weight in mixed precision: gradient, two moments and
+copy in single precision, of which three are written, and the weight itself."""
+LINK: Final = 300e9
+"""Bytes per second each way between two A100 of a node (NVLink 3)."""
+MEMORY: Final = 2.039e12
+"""Bytes per second of the memory of an A100 (80 GB)."""
 
 Mode = Literal["none", "sequence", "selective", "sequence+selective", "full"]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import ceil
+from statistics import linear_regression, mean, median
 from typing import Final
 
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import blocked_ns, one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Shape, read_shape
+from schedopt.bench.published.transformer import LINK, MEMORY, UPDATE, Shape, read_shape
 
 HOST: Final = "vocabulary/one_host"
 PAPER: Final = "vocabulary/paper_tables"
@@ -22,15 +23,11 @@ PAPER_COLUMNS: Final = (
     "table schedule gpus sequence method vocabulary layers hidden heads mbs microbatches step_ns "
     "peak_bytes out_of_memory"
 )
-LINK: Final = 300e9
-"""Bytes per second each way between two A100 of a node (NVLink 3)."""
-MEMORY: Final = 2.039e12
-"""Bytes per second of the memory of an A100 (80 GB)."""
-UPDATE: Final = 34
-"""Bytes that Adam reads and writes for a weight in mixed precision."""
 STATES: Final = 16
 """Bytes for a weight in half precision: itself, gradient, moments and copy."""
 HALF: Final = 2
+ROUNDS: Final = 5
+"""After so many a step and what its passes take while GPUs wait less agree."""
 PLAIN: Final = "1f1b"
 EVEN: Final = "base"
 MOVED: Final = "redis"
@@ -56,9 +53,10 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
                 yield Unpredicted(row=line["name"], why=why)
             else:
                 lines.append(line)
-        yield from _from_passes(lines)
-        yield from _from_even(lines)
-        yield from _spread(lines)
+        host = _Host(lines)
+        yield from _from_passes(host)
+        yield from _from_even(host)
+        yield from _spread(host)
         yield from _memory(lines, "c", "max_allocated_bytes", gradients=False)
         yield from _memory(lines, "c logits", "max_allocated_bytes", gradients=True)
     if not tables.lacking(PAPER):
@@ -95,13 +93,79 @@ def _shape(line: Line) -> Shape:
     return read_shape(line, vocabulary=line["vocabulary"])
 
 
-def _step_ns(line: Line, forward: Sequence[float], backward: Sequence[float]) -> float:
-    """Return a step of 1F1B with the update of its largest stage."""
-    shape = _shape(line)
-    message = HALF * shape.values / LINK * 1e9
-    messages = [message] * (len(forward) - 1)
-    passes = one_f_one_b_ns(*blocked_ns(forward, backward, messages), line["microbatches"])
-    return passes + _update_ns(line)
+class _Host:
+    """The runs on one host, each of which may tell something of the others.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+
+    def even(self, line: Line) -> list[Line]:
+        """Return the runs like one whose stages have as many layers, whatever the vocabulary."""
+        return [one for one in self.lines if one["method"] == EVEN and _alike(line, one)]
+
+    def step_ns(self, line: Line, forward: Sequence[float], backward: Sequence[float]) -> float:
+        """Return a step of 1F1B with the update of its largest stage."""
+        messages = [self._message_ns(line)] * (len(forward) - 1)
+        passes = one_f_one_b_ns(*blocked_ns(forward, backward, messages), line["microbatches"])
+        return passes + _update_ns(line)
+
+    def _message_ns(self, line: Line) -> float:
+        """Return how long a message takes: as measured in runs like this, or by the link."""
+        alike = [one for one in self.lines if _alike(line, one)]
+        measured = [time for one in alike for time in one["communication_ns"] if time]
+        return median(measured) if measured else HALF * _shape(line).values / LINK * 1e9
+
+    def moved_ns(self, even: Line, line: Line) -> float:
+        """Return a step with layers moved, from the passes of the even pipeline.
+
+        A GPU that waits less is slower (see `_slowing`).
+        """
+        columns = ("forward_ns", "backward_ns")
+        before = [even[name] for name in columns]
+        waits = _shares(even, self.step_ns(even, *before), *before)
+        plain = [_moved(times, even, line) for times in before]
+        slower = [self._slowing(line, name) for name in columns]
+        after = plain
+        for _ in range(ROUNDS):
+            shares = _shares(line, self.step_ns(line, *after), *after)
+            after = [
+                [
+                    time * (1 + slope * share) / (1 + slope * once)
+                    for time, share, once in zip(times, shares, waits, strict=True)
+                ]
+                for times, slope in zip(plain, slower, strict=True)
+            ]
+        return self.step_ns(line, *after)
+
+    def _slowing(self, line: Line, column: str) -> float:
+        """Return how much longer a pass takes where a GPU always works than where it never does.
+
+        Read off the inner stages of the even pipelines: they have the same layers, and wait the
+        longer the larger the vocabulary is of which the last stage makes logits.
+        """
+        shares, layers = [], []
+        for even in self.even(line):
+            passes = even["forward_ns"], even["backward_ns"]
+            busy = _shares(even, self.step_ns(even, *passes), *passes)
+            shares.append(mean(busy[stage] for stage in _inside(busy)))
+            layers.append(_layer_ns(even[column], even))
+        if len({*shares}) < 2:
+            return 0.0
+        slope, idle = linear_regression(shares, layers)
+        return max(0.0, slope / idle)
+
+
+def _shares(
+    line: Line, step: float, forward: Sequence[float], backward: Sequence[float]
+) -> list[float]:
+    """Return which part of a step each stage works."""
+    passes = zip(forward, backward, strict=True)
+    return [line["microbatches"] * (ahead + back) / step for ahead, back in passes]
 
 
 def _update_ns(line: Line) -> float:
@@ -110,65 +174,66 @@ def _update_ns(line: Line) -> float:
     return float(UPDATE * (layers + line["vocabulary"] * line["hidden"]) / MEMORY * 1e9)
 
 
-def _from_passes(lines: Sequence[Line]) -> Iterator[Prediction]:
+def _from_passes(host: _Host) -> Iterator[Prediction]:
     """Yield the steps of plain pipelines from their own passes."""
-    for line in lines:
+    for line in host.lines:
         if line["method"] in (EVEN, MOVED):
 
             def step(line: Line = line) -> Predicted:
-                return Predicted(_step_ns(line, line["forward_ns"], line["backward_ns"]))
+                return Predicted(host.step_ns(line, line["forward_ns"], line["backward_ns"]))
 
             yield Prediction(test="a", row=line["name"], measured=line["step_ns"], predict=step)
 
 
-def _from_even(lines: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
+def _from_even(host: _Host) -> Iterator[Prediction | Unpredicted]:
     """Yield the steps of pipelines whose layers were moved, from the passes of the even one."""
-    for line in lines:
+    for line in host.lines:
         if line["method"] != MOVED:
             continue
-        alike = [other for other in lines if other["method"] == EVEN and _alike(line, other)]
-        even = next((one for one in alike if one["vocabulary"] == line["vocabulary"]), None)
+        same = [one for one in host.even(line) if one["vocabulary"] == line["vocabulary"]]
+        even = next(iter(same), None)
         if even is None:
             why = "from the even pipeline: it was not measured"
             yield Unpredicted(row=line["name"], why=why)
             continue
 
         def step(line: Line = line, even: Line = even) -> Predicted:
-            forward = _moved(even["forward_ns"], even, line)
-            backward = _moved(even["backward_ns"], even, line)
-            return Predicted(_step_ns(line, forward, backward))
+            return Predicted(host.moved_ns(even, line))
 
         yield Prediction(test="b", row=line["name"], measured=line["step_ns"], predict=step)
 
 
 def _moved(times: Sequence[float], even: Line, line: Line) -> list[float]:
     """Return the passes of stages with other layers: a layer takes what it does inside."""
-    inside = range(1, len(times) - 1) if len(times) > 2 else range(1)
-    counts = even["layers_per_stage"]
-    layer = sum(times[stage] for stage in inside) / sum(counts[stage] for stage in inside)
+    layer = _layer_ns(times, even)
+    counts = zip(even["layers_per_stage"], line["layers_per_stage"], strict=True)
     return [
-        time + (after - before) * layer
-        for time, before, after in zip(times, counts, line["layers_per_stage"], strict=True)
+        time + (after - before) * layer for time, (before, after) in zip(times, counts, strict=True)
     ]
 
 
-def _spread(lines: Sequence[Line]) -> Iterator[Prediction]:
-    """Yield steps where every GPU has a share of the vocabulary: its passes come on top.
+def _layer_ns(times: Sequence[float], line: Line) -> float:
+    """Return what a layer takes in the stages that have nothing else."""
+    counts, inside = line["layers_per_stage"], _inside(times)
+    return float(sum(times[stage] for stage in inside) / sum(counts[stage] for stage in inside))
 
-    The last stage waits for all shares, with messages between them; that is the only wait that is
-    counted.
-    """
-    for line in lines:
+
+def _inside(stages: Sequence[float]) -> range:
+    return range(1, len(stages) - 1) if len(stages) > 2 else range(1)
+
+
+def _spread(host: _Host) -> Iterator[Prediction]:
+    """Yield steps where every GPU has a share of the vocabulary: its passes come on top."""
+    for line in host.lines:
         if line["method"] in (EVEN, MOVED):
             continue
 
         def step(line: Line = line) -> Predicted:
-            shares, sent = line["output_layer_ns"], line["communication_ns"]
             ends = zip(line["forward_ns"], line["input_forward_ns"], strict=True)
             forward = [time + first for time, first in ends]
-            rest = zip(line["backward_ns"], line["input_backward_ns"], shares, sent, strict=True)
-            backward = [sum(parts) for parts in rest]
-            return Predicted(_step_ns(line, forward, backward))
+            parts = ("backward_ns", "input_backward_ns", "output_layer_ns")
+            backward = [sum(times) for times in zip(*(line[name] for name in parts), strict=True)]
+            return Predicted(host.step_ns(line, forward, backward))
 
         yield Prediction(test="f", row=line["name"], measured=line["step_ns"], predict=step)
 
@@ -243,7 +308,7 @@ def _evened(layers: int, stages: int, head: float) -> list[int]:
 
     The last stage is filled up to the mean; of the others the later ones have one more.
     """
-    mean = (layers + head) / stages
-    last = min(layers, max(0, ceil(mean - head)))
+    each_stage = (layers + head) / stages
+    last = min(layers, max(0, ceil(each_stage - head)))
     each, more = divmod(layers - last, stages - 1)
     return [*([each] * (stages - 1 - more)), *([each + 1] * more), last]

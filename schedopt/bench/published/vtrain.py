@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted, unknown
 from schedopt.bench.published.steps import one_f_one_b_ns
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.bench.published.transformer import Shape, read_shape
+from schedopt.bench.published.transformer import UPDATE, Shape, read_shape
 
 COLUMNS: Final = "parameters_billion mbs hidden heads layers sequence tp dp pp microbatches step_ns"
 SAME: Final = ("parameters_billion", "hidden", "heads", "layers", "sequence", "tp", "mbs")
@@ -20,9 +21,6 @@ MEMORY: Final = 1.555e12
 """Bytes per second of the memory of an A100 (40 GB)."""
 GRADIENT: Final = 4
 """Bytes of a gradient that replicas add up: Megatron-LM does so in single precision."""
-UPDATE: Final = 34
-"""Bytes that Adam reads and writes for a weight in mixed precision: gradient, two moments and
-copy in single precision, of which three are written, and the weight itself."""
 BACKWARD: Final = 3
 """Of a forward, with everything computed again."""
 SHARDED: Final = 8
@@ -46,7 +44,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
                 continue
 
             def scaled(line: Line = line, fitted: Line = fitted) -> Predicted:
-                forward = (fitted["step_ns"] - _behind_ns(fitted)) / _passes(fitted)
+                forward = _layer_ns(fitted)
                 size = f"{line['parameters_billion']}B, tp {line['tp']}, mbs {line['mbs']}"
                 constants = {f"ns of a layer, {size}": forward}
                 return Predicted(_passes(line) * forward + _behind_ns(line), constants)
@@ -55,10 +53,21 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
                 yield Prediction(
                     test=test, row=_row(line), measured=line["step_ns"], predict=scaled
                 )
+            yield Prediction(
+                test="a layer",
+                row=_row(line),
+                measured=_layer_ns(line),
+                predict=partial(Predicted, _layer_ns(fitted)),
+            )
 
 
 def _row(line: Line) -> str:
     return "{parameters_billion}B, tp {tp}, dp {dp}, pp {pp}, mbs {mbs}".format_map(line)
+
+
+def _layer_ns(line: Line) -> float:
+    """Return the forward of a layer with which the step would be as measured."""
+    return float((line["step_ns"] - _behind_ns(line)) / _passes(line))
 
 
 def _shape(line: Line) -> Shape:
