@@ -6,7 +6,7 @@ the mean. What a pass takes besides does not come on top: a backward frees memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,19 +54,40 @@ def stashed_bytes(
     first, last : bool
         Whether it is the first stage, the last one.
     """
-    kept: set[Tensor] = set()
-    redone = False
-    for number, one in enumerate(again):
-        if not one:
-            kept.update(_needed(operators, number))
-        elif not redone:
-            kept.update(_entering(operators, number))
-        redone = one
+    kept = kept_tensors(operators, again)
     if not last:
         kept.add(len(operators) - 1)
     if first:
         kept.discard(-1)
-    return sum(_size(operators, tensor) for tensor in kept)
+    return tensor_bytes(operators, kept)
+
+
+def kept_tensors(
+    operators: Sequence[Operator], again: Sequence[bool], *, by_layer: bool = False
+) -> set[Tensor]:
+    """Return what the backwards of some operators need, and what enters runs that are redone.
+
+    With `by_layer` a run ends with its layer, so that the next one keeps what enters it, too.
+    """
+    kept: set[Tensor] = set()
+    redone = False
+    for number, one in enumerate(again):
+        if not one:
+            kept.update(needed(operators, number))
+        elif not redone or (by_layer and begins_layer(operators[number])):
+            kept.update(_entering(operators, number))
+        redone = one
+    return kept
+
+
+def begins_layer(operator: Operator) -> bool:
+    """Whether an operator is the first of a layer."""
+    return next(iter(HALVES)) in operator.name
+
+
+def tensor_bytes(operators: Sequence[Operator], tensors: Iterable[Tensor]) -> int:
+    """Return the size of some tensors."""
+    return sum(_size(operators, tensor) for tensor in tensors)
 
 
 def saved_bytes(operators: Sequence[Operator]) -> list[tuple[int, int]]:
@@ -76,7 +97,7 @@ def saved_bytes(operators: Sequence[Operator]) -> list[tuple[int, int]]:
     """
     needing: dict[Tensor, list[int]] = {}
     for number in range(len(operators)):
-        for tensor in _needed(operators, number):
+        for tensor in needed(operators, number):
             needing.setdefault(tensor, []).append(number)
     saved, on_top = [0] * len(operators), [0] * len(operators)
     for tensor, numbers in needing.items():
@@ -95,7 +116,7 @@ def _size(operators: Sequence[Operator], tensor: Tensor) -> int:
     return mask if isinstance(tensor, str) else one.made_bytes - mask
 
 
-def _needed(operators: Sequence[Operator], number: int) -> Iterator[Tensor]:
+def needed(operators: Sequence[Operator], number: int) -> Iterator[Tensor]:
     """Yield what the backward of an operator needs."""
     name = operators[number].name
     if "score" in name or "context" in name:

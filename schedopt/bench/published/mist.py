@@ -7,6 +7,7 @@ from functools import cache, partial
 from statistics import mean
 from typing import Final
 
+from schedopt.bench.published.mist_memory import at_once_bytes, run_by_run_bytes
 from schedopt.bench.published.mist_tables import MIB, NAMES, Mist, MistPlan
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted
 from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
@@ -166,16 +167,20 @@ def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
     for number, stage in enumerate(plan.stages):
         row = f"{plan.name}, stage {number}{stage.group}"
         states = STATES * MIB * stage.weights_mib
+        last = number + 1 == len(plan.stages)
         stashed = stashed_bytes(
             stage.operators,
             stage.again,
             first=not number,
-            last=number + 1 == len(plan.stages),
+            last=last,
         )
         held = in_flight(len(plan.stages), number, count)
+        stage_of = (stage.operators, stage.again, held, MIB * stage.weights_mib)
         figures = (
             ("c0", "allocated_bytes", states),
             ("c", "max_allocated_bytes", states + held * stashed),
+            ("c at once", "max_allocated_bytes", at_once_bytes(*stage_of, last=last)),
+            ("c run by run", "max_allocated_bytes", run_by_run_bytes(*stage_of, last=last)),
             ("d forward", "forward_compute_ns", count * stage.forward_ns),
             ("d backward", "backward_compute_ns", count * stage.backward_ns),
         )
