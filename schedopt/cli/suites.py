@@ -156,7 +156,8 @@ def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
             keys=suite.overview.keys,
             words=frozenset(columns[:1]),
         )
-        print_table(make_console(), table)
+        if rows:
+            print_table(make_console(), table)
     for line in suite.summary(records):
         typer.echo(line)
     for missed in suite.misses(records):

@@ -18,6 +18,25 @@ Line: TypeAlias = Mapping[str, Any]
 MEASURES: Final = ("_ns", "_bytes")
 """How the names of columns end whose figures have units: nothing below 0, or null."""
 
+COUNTS: Final = frozenset(
+    [
+        "tp",
+        "pp",
+        "dp",
+        "cp",
+        "ep",
+        "mbs",
+        "microbatches",
+        "layers",
+        "hidden",
+        "heads",
+        "sequence",
+        "vocabulary",
+        "gpus",
+    ]
+)
+"""Columns of whole numbers from 1 on, or null."""
+
 
 @dataclass(frozen=True)
 class _Table:
@@ -151,6 +170,8 @@ def _read(path: Path) -> _Table:
             for column, value in zip(columns, row, strict=True):
                 if column.endswith(MEASURES):
                     _check_measure(value, f"rows[{number}].{column}")
+                elif column in COUNTS and value is not None:
+                    _check_count(value, f"rows[{number}].{column}")
         notes = _list(document, "notes")
     lines: list[Line] = [dict(zip(columns, row, strict=True)) for row in rows]
     return _Table(columns, lines, notes, document.get("hardware"))
@@ -167,6 +188,15 @@ def _check_measure(value: Any, field: str) -> None:
                 field=field,
                 way_out="Give a number of at least 0, or null",
             )
+
+
+def _check_count(value: Any, field: str) -> None:
+    if type(value) is not int or value < 1:
+        raise InputError(
+            f"{value!r:.40} is no whole number from 1 on",
+            field=field,
+            way_out="Give one, or null where it is not known",
+        )
 
 
 def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from schedopt.bench.published.suite import PACKAGES, ROWS, SUITE, published_case
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import Record, RecordFile
 from schedopt.bench.suite import Case, measure
+from schedopt.errors import InputError
 from tests.bench.published.other_tables import (
     MEASURED,
     OTHER,
@@ -26,7 +27,7 @@ from tests.bench.published.other_tables import (
     turned,
     write,
 )
-from tests.cli.commands import run
+from tests.cli.commands import printed, run
 
 LONG = ("zb-1p", "zb-2p", "several nodes")
 """Tests whose predictions take longer."""
@@ -135,3 +136,20 @@ def test_what_is_no_figure_is_refused(value: Any, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "rows[2].step_ns" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("value", [0, "two", 1.5, True])
+def test_what_is_no_count_is_refused(value: Any, tmp_path: Path) -> None:
+    documents = {"vtrain/runs": shipped()["vtrain/runs"]}
+    table = documents["vtrain/runs"]
+    table["rows"][3][table["columns"].index("tp")] = value
+    with pytest.raises(InputError, match=r"rows\[3\].tp: .* is no whole number from 1 on"):
+        Tables(write(documents, tmp_path)).lines("vtrain/runs", "tp")
+
+
+def test_nothing_is_there_to_predict(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    said = printed("bench", "published", "--data", tmp_path / "data", "-o", tmp_path)
+    assert "0 figures in 0 tests" in said
+    assert "7 rows are not predicted" in said
+    assert "there are no tables of this package" in (tmp_path / "published.md").read_text()
