@@ -32,6 +32,7 @@ from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
 from schedopt.solving.engine_order import EngineOrder
+from schedopt.solving.engine_seeds import find_seeds
 from schedopt.solving.engine_shape import RISE, EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
@@ -41,10 +42,12 @@ MOST_CUTS: Final = 2_000
 """Cuts of one shape that are all looked at; for more CP-SAT is asked."""
 SHARE_OF_SEARCH: Final = 0.5
 """Of the time, for neighbours of good cuts."""
+SHARE_OF_SEEDS: Final = 0.4
+"""Of that, for cuts near the balanced ones of all grids."""
 SHARE_OF_PROOF: Final = 0.85
 """Of what is left then, for CP-SAT; the rest is for laying steps out that take long."""
 FIRST_PENDING: Final = 2
-"""Of the steps that take long, those that are spelled out before CP-SAT looks for shorter ones."""
+"""Of the steps that take long, those that are spelled out before shorter ones are looked for."""
 CLOSE: Final = 1000
 """A fold that is longer than its bound by at most such a part is not spelled out."""
 QUICK_S: Final = 0.5
@@ -135,37 +138,37 @@ class _Search:
 
         Return the shapes that may still have better ones.
         """
-        waiting = [
-            (bound, number, grid) for number, (bound, grid) in enumerate(self._bounded_grids())
-        ]
+        shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
+        for shape in find_seeds(shapes, clock.fork(clock.workers, SHARE_OF_SEEDS), self._is_late):
+            self._try(shape.cuts, shape.best[1])
+        self._lay_out_pending(FIRST_PENDING)
+        waiting = [(shape.low, number, shape) for number, shape in enumerate(shapes)]
         heapify(waiting)
-        tabulated: list[tuple[int, int, EngineShape]] = []
         searched: list[EngineShape] = []
-        while waiting or tabulated:
+        while waiting:
             if self.run.stopped() and self._has_answer():
                 break
-            if tabulated and (not waiting or tabulated[0][0] <= waiting[0][0]):
-                low, _, shape = heappop(tabulated)
-                if not searched and self.limit is None:
-                    # All others are longer.
-                    self._report_bound(low, ProofKind.ENGINE_PATHS)
-                searched.append(shape)
-                if not self._is_late(low) and not (clock.stopped() and self._has_answer()):
-                    if shape.grows:
-                        self._grow(shape, clock, turn_s=0)
-                    if shape.is_open and not self._is_late(shape.low):
-                        for start in shape.best_starts():
-                            self._descend(shape, start)
-                continue
-            low, number, grid = heappop(waiting)
+            low, number, shape = heappop(waiting)
             if self._is_late(low):
                 continue
-            shape = self._shape(grid)
-            shape.tabulate()
-            if shape.is_open:
-                heappush(tabulated, (shape.low, number, shape))
-        left = [*searched, *(shape for *_, shape in tabulated)]
-        self.unseen = [low for low, *_ in waiting]
+            if not shape.is_tabulated:
+                shape.is_tabulated = True
+                shape.tabulate(self.limit)
+                if shape.is_open:
+                    heappush(waiting, (shape.low, number, shape))
+                continue
+            if not searched and self.limit is None:
+                # All others are longer.
+                self._report_bound(low, ProofKind.ENGINE_PATHS)
+            searched.append(shape)
+            if not (clock.stopped() and self._has_answer()):
+                if shape.grows:
+                    self._grow(shape, clock, turn_s=0)
+                if shape.is_open and not self._is_late(shape.low):
+                    for start in shape.best_starts():
+                        self._descend(shape, start)
+        left = [*searched, *(shape for *_, shape in waiting if shape.is_tabulated)]
+        self.unseen = [low for low, _, shape in waiting if not shape.is_tabulated]
         return left
 
     def _has_answer(self) -> bool:
@@ -192,12 +195,12 @@ class _Search:
                 count = (problem.scope.microbatches or 1) // grid.replicas
                 yield count * work[grid.tensor] // grid.ranks, grid
 
-    def _shape(self, grid: Grid) -> EngineShape:
+    def _shape(self, grid: Grid, low: int) -> EngineShape:
         """Return a shape, whose order is known where another one has the same."""
         key = grid.ranks, grid.chunks, grid.replicas
         cuts = EngineCuts(self.problem, grid, self.orders.get(key))
         self.orders[key] = cuts.order
-        return EngineShape(cuts)
+        return EngineShape(cuts, low)
 
     def _refute(self, shapes: list[EngineShape], run: Run) -> None:
         """Compare the cuts of the shape whose bound is least, or ask CP-SAT, again and again."""

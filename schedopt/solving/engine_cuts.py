@@ -247,7 +247,7 @@ class EngineCuts:
         lengths, sent = np.split(self.times_of([begins])[0], [-2 * self.parts])
         return lengths, sent
 
-    def times_of(self, every: Sequence[FirstLayers]) -> Array:
+    def times_of(self, every: Sequence[FirstLayers] | Array) -> Array:
         """Return times of all kinds of operations, then of all kinds of transfers, of each cut."""
         begins = np.array(every, dtype=np.int64)
         ends = np.append(begins[:, 1:], np.full((len(begins), 1), self.layers), axis=1)
@@ -299,6 +299,10 @@ class EngineCuts:
         """
         return self.order.makespan(*self.times(begins))
 
+    def estimate(self, begins: FirstLayers) -> int:
+        """Return about how long the step of a cut takes, ns, from that of fewer micro-batches."""
+        return self.order.estimate(*self.times(begins))
+
     def balanced(self) -> FirstLayers:
         """Return the cut whose longest stage takes least, on GPUs of the speed of the first."""
         done = [self.work[0][place] for place in (*self.places, self.layers)]
@@ -322,20 +326,6 @@ class EngineCuts:
                 return None
             begin = end
         return tuple(begins) if begin == len(done) - 1 else None
-
-    def neighbours(self, begins: FirstLayers) -> Iterator[FirstLayers]:
-        """Yield the cuts in which one stage has a place more, and another one a place less."""
-        first = [bisect_left(self.places, begin) for begin in begins]
-        ends = [*first[1:], len(self.places)]
-        for more in range(self.parts):
-            for less in range(self.parts):
-                if more != less and ends[less] - first[less] > self.least_places(less):
-                    moved = range(min(more, less) + 1, max(more, less) + 1)
-                    step = 1 if more < less else -1
-                    yield tuple(
-                        self.places[place + step if number in moved else place]
-                        for number, place in enumerate(first)
-                    )
 
     def promising(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Yield the cuts whose bound lies below a limit and that may fit, until it is stopped."""

@@ -67,3 +67,51 @@ def run_in_order(
             counts[len(lengths) + came[1, end]] += came[2, end]
         end = came[0, end]
     return whole, counts
+
+
+@njit_entry
+def steps_in_order(sequence: Array, times: Array, kinds: int, threads: int, limit: int) -> Array:
+    """Return how long a sequence of operations takes with each row of times.
+
+    Parameters
+    ----------
+    sequence : (N, 4) array
+        As `EngineOrder.sequence`.
+    times : (M, kinds + 2 S) array
+        Times of operations, then of transfers by kind, ns.
+    kinds : int
+        Of operations.
+    threads : int
+    limit : int
+        A row that takes so long, ns, or longer may be said to take more than it does, or less, but
+        at least this.
+
+    Returns
+    -------
+    steps : (M,) array
+    """
+    steps = np.zeros(len(times), dtype=np.int64)
+    links = times.shape[1] - kinds
+    free = np.zeros(threads, dtype=np.int64)
+    arrived = np.zeros(links, dtype=np.int64)
+    done = np.zeros(len(sequence), dtype=np.int64)
+    for row in range(len(times)):
+        free[:], arrived[:] = 0, 0
+        whole = 0
+        for number in range(len(sequence)):
+            rank, what = sequence[number, 0], sequence[number, 1]
+            before, link = sequence[number, 2], sequence[number, 3]
+            begin = free[rank]
+            if link >= 0:
+                arrived[link] = max(arrived[link], done[before]) + times[row, kinds + link]
+                begin = max(begin, arrived[link])
+            elif before >= 0:
+                begin = max(begin, done[before])
+            done[number] = begin + times[row, what]
+            free[rank] = done[number]
+            # An operation that takes no time begins before the end, too.
+            whole = max(whole, done[number], begin + 1 if what < links else 0)
+            if whole >= limit:
+                break
+        steps[row] = whole
+    return steps

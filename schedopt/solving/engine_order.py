@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -60,18 +60,22 @@ class EngineOrder:
     @cached_property
     def turns(self) -> list[list[Turn]]:
         """What each rank runs."""
-        return self._turns(self.count)
-
-    def _turns(self, count: int) -> list[list[Turn]]:
         own: list[list[Turn]] = [[] for _ in range(self.ranks)]
-        for turn in engine_order(self.ranks, self.chunks, count):
+        for turn in engine_order(self.ranks, self.chunks, self.count):
             own[turn[1] % self.ranks].append(turn)
         return own
 
-    @cached_property
+    def _of_rounds(self, rounds: int) -> EngineOrder:
+        """Return the order of a step with so many micro-batches for each rank, if it has more."""
+        count = rounds * self.ranks
+        if self.count <= count:
+            return self
+        return _short_order(self.ranks, self.chunks, count, self.updates)
+
+    @property
     def _short(self) -> list[list[Turn]]:
         """The same of a step with so many micro-batches that what each rank holds comes again."""
-        return self._turns(min(self.count, ROUNDS * self.ranks))
+        return self._of_rounds(ROUNDS).turns
 
     @cached_property
     def ends(self) -> list[tuple[Array, Array]]:
@@ -162,6 +166,24 @@ class EngineOrder:
         """Return how long a step takes in which transfers wait for none of the other way, ns."""
         return self._run(lengths, sent, self._nothing)[0]
 
+    def makespans(self, times: Array, limit: int) -> Array:
+        """Return the same for each row of times, of operations and then of transfers, ns.
+
+        Of one that reaches the limit only that it does.
+        """
+        from schedopt.solving.engine_makespan import steps_in_order
+
+        kinds = times.shape[1] - 2 * self.parts
+        return steps_in_order(self._rows, times, kinds, self._threads, limit)
+
+    def estimate(self, lengths: Array, sent: Array) -> int:
+        """Return about how long a step takes, ns: from what a few more micro-batches add."""
+        few, more = (self._of_rounds(rounds) for rounds in (ROUNDS, ROUNDS + 1))
+        if self.count <= more.count:
+            return self.makespan(lengths, sent)
+        short, long = (order.makespan(lengths, sent) for order in (few, more))
+        return short + (long - short) * (self.count - few.count) // self.ranks
+
     def critical_path(
         self, lengths: Array, sent: Array, through: tuple[int, range] | None = None
     ) -> CriticalPath:
@@ -183,9 +205,13 @@ class EngineOrder:
     def _run(self, lengths: Array, sent: Array, added: Array) -> tuple[int, Array]:
         from schedopt.solving.engine_makespan import run_in_order
 
-        threads = self.ranks * (2 if self.updates else 1)
-        makespan, counts = run_in_order(self._rows, lengths, sent, added, threads)
+        makespan, counts = run_in_order(self._rows, lengths, sent, added, self._threads)
         return int(makespan), counts
+
+    @property
+    def _threads(self) -> int:
+        """Ranks, and the exchange of gradients on each."""
+        return self.ranks * (2 if self.updates else 1)
 
     @cached_property
     def _rows(self) -> Array:
@@ -208,6 +234,11 @@ class EngineOrder:
                 for end in {last_forth + 1, len(kinds)}:
                     if begin < end:
                         yield self.critical_path(lengths, sent, (rank, range(begin, end)))
+
+
+@lru_cache(maxsize=64)
+def _short_order(ranks: int, chunks: int, count: int, updates: bool) -> EngineOrder:
+    return EngineOrder(ranks, chunks, count, updates=updates)
 
 
 def undominated(vectors: set[tuple[int, ...]]) -> list[tuple[int, ...]]:

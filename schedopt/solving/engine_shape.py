@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+from schedopt.solving.engine_descent import find_better, neighbours
 from schedopt.solving.engine_order import CriticalPath
 from schedopt.solving.engine_table import RankTable, make_table
 from schedopt.solving.engine_tree import EngineTree
@@ -41,42 +39,44 @@ class EngineShape:
     Parameters
     ----------
     cuts : EngineCuts
+    low : int, optional
+        No step is shorter, ns.
     """
 
-    def __init__(self, cuts: EngineCuts) -> None:
+    def __init__(self, cuts: EngineCuts, low: int = 1) -> None:
         self.cuts = cuts
         self.is_open = True
-        self.low = max(1, cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
+        self.is_tabulated = False
+        work = cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks
+        self.low = max(1, low, work)
         """No cut has a shorter step, ns."""
         self.asked = 0
         self.most_s = SHORT_S
         self._unknown: int | None = None
         self._model: EngineCutModel | None = None
         self._longest = 0
-        self._path_counts: npt.NDArray[np.float64] | None = None
         self._table = RankTable(0)
         self._best: tuple[int, FirstLayers] | None = None
         self._tree: EngineTree | None = None
         self._led = 0
         self.balanced = cuts.balanced()
         self.starts = [self.balanced]
-        self.estimate_ns = cuts.bound(self.balanced)
-        """About what a balanced cut takes."""
 
     @cached_property
     def _runs(self) -> list[range]:
         """Places in a row that are counted, or none."""
         return runs_of(self.cuts)
 
-    def tabulate(self) -> None:
+    def tabulate(self, limit: int | None = None) -> None:
         """Raise the bound by what links and ranks take, and start from the layers they then have.
 
-        Nothing is known of the ranks where GPUs differ.
+        Nothing is known of the ranks where GPUs differ. Of steps that reach a limit, ns, only that
+        they do.
         """
         self.low = max(self.low, self.cuts.link_bound())
         if len(set(self.cuts.gpus)) > 1:
             return
-        self._table = table = make_table(self.cuts)
+        self._table = table = make_table(self.cuts, limit)
         if table.bound_ns is None:
             self.is_open = False
             return
@@ -115,19 +115,9 @@ class EngineShape:
 
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""
-        cuts = self.cuts
-        length = cuts.schedule_bound(here) if cuts.may_fit(here) else None
-        better = True
-        while better and not stopped():
-            better = False
-            for other, least in self.by_paths([*cuts.neighbours(here)]):
-                if length is not None and least >= length:
-                    break
-                if cuts.may_fit(other):
-                    other_length = cuts.schedule_bound(other)
-                    if length is None or other_length < length:
-                        here, length, better = other, other_length, True
-                        break
+        length = self.cuts.schedule_bound(here) if self.cuts.may_fit(here) else None
+        while not stopped() and (found := find_better(self.cuts, here, length)) is not None:
+            length, here = found
         if length is not None:
             self.keep(length, here)
         return here
@@ -152,20 +142,9 @@ class EngineShape:
         """The paths that are known, and those that are known to the model."""
         begins = self.best[1]
         found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
-        for other in islice(self.cuts.neighbours(begins), MOST_NEIGHBOURS):
-            found[self.cuts.order.critical_path(*self.cuts.times(other))] = None
+        for other in neighbours(self.cuts, begins)[:MOST_NEIGHBOURS].tolist():
+            found[self.cuts.order.critical_path(*self.cuts.times(tuple(other)))] = None
         return found
-
-    def by_paths(self, every: Sequence[FirstLayers]) -> Iterator[tuple[FirstLayers, int]]:
-        """Yield cuts with what their steps are not shorter than by the paths known, ascending."""
-        if not every:
-            return
-        if self._path_counts is None or len(self._path_counts) < len(self._paths):
-            self._path_counts = np.array([path.counts for path in self._paths], dtype=np.float64)
-        # As floats, which are multiplied much faster, and below 2**53 just as exactly.
-        least = (self.cuts.times_of(every).astype(np.float64) @ self._path_counts.T).max(axis=1)
-        for number in least.argsort(kind="stable"):
-            yield every[number], int(least[number])
 
     def next_goal(self, limit: int | None) -> int:
         """Return the step to ask for: at first one below the limit, and then half way."""

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.solving.engine_descent import NEVER
 from schedopt.solving.engine_places import PlaceCosts
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 
 Array = npt.NDArray[np.int64]
-NEVER: Final = 1 << 60
-"""Longer than any step, ns."""
 MOST_SPLITS: Final = 400_000
 """Of a rank that are looked at."""
 BEYOND: Final = Fraction(5, 4)
@@ -84,8 +83,8 @@ def _splits(chunks: int, most: int) -> Array:
     return rows
 
 
-def make_table(cuts: EngineCuts) -> RankTable:
-    """Return the table of a grid of equal GPUs."""
+def make_table(cuts: EngineCuts, limit: int | None = None) -> RankTable:
+    """Return the table of a grid of equal GPUs, as far as steps are shorter than a limit, ns."""
     count = len(cuts.places)
     middle = count - 2
     own = cuts.chunks
@@ -98,7 +97,8 @@ def make_table(cuts: EngineCuts) -> RankTable:
     each = cuts.count * (table.middle.forward + table.middle.backward)
     reach = NEVER
     if each:
-        within = int(BEYOND * cuts.bound(cuts.balanced())) // each
+        longest = int(BEYOND * cuts.bound(cuts.balanced()))
+        within = (longest if limit is None else min(longest, limit)) // each
         if within < most:
             most, reach = within, each * (within + 1)
     if most < 0 or comb(most + own, own) > MOST_SPLITS:

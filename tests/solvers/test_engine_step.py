@@ -376,7 +376,7 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(EngineCuts, "schedule_bound", counted)
     # Without what says that the first shape has the shortest steps.
-    monkeypatch.setattr(EngineShape, "tabulate", lambda shape: None)
+    monkeypatch.setattr(EngineShape, "tabulate", lambda shape, limit: None)
     scope = asked("megatron", 8)
     problem = Problem(chain=transformer(8), platform=Platform(gpus=4, memory=1000), scope=scope)
     engine_step_solver.solve(problem, Run(problem))

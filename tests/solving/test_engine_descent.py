@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedopt import Chain, Platform, Problem, Scope
+from schedopt.engine import ENGINES, Engine
+from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_descent import NEVER, find_better, kick, neighbours
+from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_order import ROUNDS, EngineOrder
+from tests.budgets import trials
+from tests.layers import layer
+
+
+def transformer(count: int) -> Chain:
+    names = ["embed", *(f"layers.{n}" for n in range(count)), "head"]
+    one = layer(1, 2, 1, weight=4, sent=1)
+    return Chain(layers=tuple(replace(one, name=name) for name in names))
+
+
+def cuts_of(engine: Engine, ranks: int, chunks: int, layers: int = 5) -> EngineCuts:
+    scope = Scope(allocation="general", max_k=None, engine=engine, microbatches=2 * ranks)
+    platform = Platform(gpus=ranks, memory=10**6, bandwidth=10**9)
+    problem = Problem(chain=transformer(layers), platform=platform, scope=scope)
+    return EngineCuts(problem, Grid(ranks=ranks, chunks=chunks))
+
+
+@trials(100)
+@given(
+    ranks=st.integers(1, 4),
+    chunks=st.integers(1, 3),
+    rounds=st.integers(1, 3),
+    updates=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_many_steps_at_once_are_those_of_each(
+    ranks: int, chunks: int, rounds: int, updates: bool, seed: int
+) -> None:
+    chunks = chunks if ranks > 1 else 1
+    order = EngineOrder(ranks, chunks, rounds * ranks, updates=updates)
+    kinds = (3 if updates else 2) * order.parts
+    times = np.random.default_rng(seed).integers(0, 9, (6, kinds + 2 * order.parts))
+    each = [order.makespan(row[:kinds], row[kinds:]) for row in times]
+    assert order.makespans(times, NEVER).tolist() == each
+    limit = sorted(each)[3]
+    for found, step in zip(order.makespans(times, limit).tolist(), each, strict=True):
+        assert found == step if step < limit else found >= limit
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (4, 1), (4, 2)])
+def test_an_estimate_of_equal_stages_is_their_step(ranks: int, chunks: int) -> None:
+    order = EngineOrder(ranks, chunks, 9 * ranks, updates=True)
+    assert order.count > (ROUNDS + 1) * ranks
+    lengths = np.repeat([3, 5, 7], order.parts)
+    sent = np.ones(2 * order.parts, dtype=np.int64)
+    assert order.estimate(lengths, sent) == order.makespan(lengths, sent)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_neighbours_are_all_cuts_with_one_place_moved(engine: Engine) -> None:
+    cuts = cuts_of(engine, 3, 1)
+    begins = cuts.balanced()
+
+    def sizes(cut: tuple[int, ...]) -> list[int]:
+        places = [cuts.places.index(begin) for begin in cut]
+        return np.diff(places, append=len(cuts.places)).tolist()
+
+    own = sizes(begins)
+    expected = set()
+    for more in range(3):
+        for less in range(3):
+            moved = [n + (i == more) - (i == less) for i, n in enumerate(own)]
+            least = [cuts.least_places(number) for number in range(3)]
+            if more != less and all(n >= few for n, few in zip(moved, least, strict=True)):
+                expected.add(tuple(moved))
+    found = [tuple(sizes(tuple(row))) for row in neighbours(cuts, begins).tolist()]
+    assert sorted(found) == sorted(expected)
+
+
+@trials(30)
+@given(seed=st.integers(0, 10**6))
+def test_what_is_better_is_a_neighbour_and_shorter(seed: int) -> None:
+    cuts = cuts_of("megatron", 2, 2)
+    here = kick(cuts, cuts.balanced(), np.random.default_rng(seed))
+    found = find_better(cuts, here, cuts.schedule_bound(here))
+    others = [tuple(row) for row in neighbours(cuts, here).tolist()]
+    shorter = [one for one in others if cuts.schedule_bound(one) < cuts.schedule_bound(here)]
+    assert (found is None) == (not shorter)
+    if found is not None:
+        assert found[1] in shorter
+        assert found[0] == cuts.schedule_bound(found[1])
