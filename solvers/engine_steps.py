@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -15,12 +17,29 @@ from schedopt.stage import SHARDS
 from schedopt.systems.list_scheduler import TooManyTasks
 from schedopt.transformer_blocks import find_blocks
 
-SHARE: Final = 0.7
+SHARE: Final = 0.9
 """Of the time that is left, for all engines."""
 LEAST_S: Final = 10.0
 """Where there is no limit, they have as long as all before them, and so much at least."""
 MOST_SHARED: Final = "optimizer"
 """An engine's pipeline shares no more."""
+
+
+@contextmanager
+def engine_steps_beside(problem: Problem, run: Run) -> Iterator[Run]:
+    """Report the best steps of engines by a worker of its own, the whole time; give the rest."""
+    own, rest = run.fork(1, 1.0), run.fork(run.workers - 1, 1.0)
+    own.events = rest.events = run.events
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(report_engine_steps, problem, own)
+        try:
+            yield rest
+        except BaseException:
+            own.stop()
+            raise
+        if run.settled():
+            own.stop()
+    task.result()
 
 
 def report_engine_steps(problem: Problem, run: Run, most_s: float | None = None) -> None:

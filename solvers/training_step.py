@@ -22,7 +22,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solvers.engine_steps import report_engine_steps
+from schedopt.solvers.engine_steps import engine_steps_beside, report_engine_steps
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
@@ -45,8 +45,8 @@ SHARE: Final = 0.9
 """Of the time, for the search over contiguous stages."""
 MOST_OF_OTHERS: Final = 0.3
 """Of the time, for the steps of published systems."""
-SHARE_OF_ENGINES: Final = 0.2
-"""Of the time, for the steps that engines can run, and half of what is left beside."""
+SHARE_OF_ENGINES: Final = 0.4
+"""Of the time of a single worker, for the steps that engines can run."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
 SHARE_OF_LESS: Final = 0.5
@@ -72,6 +72,15 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
+    if run.workers > 1 and run.work_limit is None and run.remaining() is not None:
+        with engine_steps_beside(problem, run) as rest:
+            _search(problem, rest, engines=False)
+    else:
+        _search(problem, run, engines=True)
+
+
+def _search(problem: Problem, run: Run, *, engines: bool) -> None:
+    """Look for steps of all kinds one after the other; of engines only if it is said."""
     from schedopt.solving.replicas.stages import find_fold, read_machine, read_step, with_halves
     from schedopt.solving.replicas.step_bound import fits
 
@@ -96,7 +105,7 @@ def solve(problem: Problem, run: Run) -> None:
     if alike and not compilation.wait(run, late=False):
         return
     step, search, engines_s = read_step(problem), None, None
-    if anywhere and (left := run.remaining()) is not None:
+    if engines and anywhere and (left := run.remaining()) is not None:
         # Stages anywhere are searched behind them.
         engines_s = SHARE_OF_ENGINES * left
     if step is not None:
@@ -107,12 +116,13 @@ def solve(problem: Problem, run: Run) -> None:
             left = run.remaining()
             if left is not None:
                 part.clock.shorten(min(published_s(problem), MOST_OF_OTHERS * left))
-                part.clock.shorten(SHARE_OF_ENGINES * left)
+                part.clock.shorten(engines * SHARE_OF_ENGINES * left)
             others = anywhere and fold == 1 and _has_time_for_others(problem, part)
             if not _search_parts(problem, fold, part):
                 enough = SHARE_BEFORE_OTHERS if others else None
                 search = _search_contiguous(step, part, enough)
-    report_engine_steps(problem, run, engines_s)
+    if engines:
+        report_engine_steps(problem, run, engines_s)
     report_published(problem, run)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):
