@@ -19,6 +19,7 @@ from schedopt.cli.options import (
     parse_counts,
     refuse_together,
 )
+from schedopt.cli.profile_shape import write_shape
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
 from schedopt.profile import Profile
@@ -87,6 +88,13 @@ def profile_model(
         "With --fake: times from the roofline of this GPU, its rates for operations and bytes "
         "(instances/PRESETS.md).",
     ] = None,
+    shape: Annotated[
+        str | None,
+        "NAME=N,...: Instead of a model, a decoder given by numbers: layers, hidden, heads, "
+        "kv-heads, head, ffn, vocabulary; experts, active, shared, expert-ffn, dense, "
+        "expert-parallel; predictors (MTP). Work and bytes follow from formulas, times from --on; "
+        "in bfloat16, trained with Adam. Needs no torch.",
+    ] = None,
     flops: Annotated[
         str | None, "RATE: With --fake: floating-point operations a second, such as 300T."
     ] = None,
@@ -114,6 +122,9 @@ def profile_model(
 
     schedopt profile hf:llama-8b --fake --on h100 --tensor-parallel 1,2,4 --batch 1,2 -o llama.json
 
+    schedopt profile --shape layers=80,hidden=8192,heads=64,kv-heads=8,ffn=28672,vocabulary=128256
+    --on h100 --seq 4096 --tensor-parallel 1,2,4,8 --batch 1,2 -o llama-70b.json
+
     torchrun --nproc-per-node 2 -m schedopt profile hf:llama --tensor-parallel 1,2 -o llama.json
 
     torchrun --nproc-per-node 8 -m schedopt profile --links --device cuda -o machine.json
@@ -127,11 +138,26 @@ def profile_model(
     if links:
         _write_links(model, device, output, warmup=warmup, repeats=repeats)
         return
+    sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
+    degrees = [1]
+    if tensor_parallel is not None:
+        degrees = parse_counts(tensor_parallel, "--tensor-parallel", "GPUs")
+    if shape is not None:
+        for name, is_given in (
+            ("a model", model is not None),
+            ("--device", device != "cpu"),
+            ("--verify", verify),
+            ("--flops", flops is not None),
+        ):
+            if is_given:
+                refuse_together("--shape", name, "which it leaves nothing to do")
+        write_shape(shape, on, config, sizes or [1], degrees, output)
+        return
     if model is None:
         raise InputError(
             "not given",
             field="MODEL",
-            way_out="Name a model, such as hf:gpt2; or measure links (--links)",
+            way_out="Name a model, such as hf:gpt2; give a --shape; or measure links (--links)",
         )
     if fake != ((flops is not None) or (on is not None)):
         raise InputError(
@@ -144,10 +170,6 @@ def profile_model(
         refuse_together("--flops", "--on", "which has a rate of its own")
     if fake and (verify or device != "cpu"):
         refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
-    sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
-    degrees = [1]
-    if tensor_parallel is not None:
-        degrees = parse_counts(tensor_parallel, "--tensor-parallel", "GPUs")
     several = degrees != [1] or (sizes is not None and len(sizes) > 1)
     if several and verify:
         refuse_together("--verify", "several variants", "which are not compared")

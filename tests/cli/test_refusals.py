@@ -159,6 +159,17 @@ PROFILE = """
     hf:gpt2 --fake --flops 1T --device cuda     => --device: given together with --fake
     hf:gpt2 --fake --flops fast                 => --flops:
     hf:gpt2 --fake --flops 0                    => --flops:
+    --shape layers=2,hidden=8,heads=2,ffn=8,vocabulary=9 => --shape: needs a GPU whose rates are
+    hf:gpt2 --shape layers=2 --on h100          => --shape: given together with a model
+    --shape layers=2 --on h100 --flops 1T       => --shape: given together with --flops
+    --shape layers=2 --on h100 --device cuda    => --shape: given together with --device
+    --shape layers=2 --on h100 --dtype float16  => --dtype: given together with --shape
+    --shape layers=2 --on h100 --seq 0          => --seq: 0 is no number of tokens
+    --shape layers=2 --on h100                  => --shape: hidden is not given
+    --shape layers=2,depth=3 --on h100          => --shape: 'depth=3' is not known
+    --shape layers --on h100                    => --shape: 'layers' is no NAME=NUMBER
+    --shape layers=2,layers=3 --on h100         => --shape: layers stands there twice
+    --shape layers=x --on h100                  => --shape: 'x' is no whole number for layers
     hf:gtp2 => MODEL: there is no model hf:gtp2. Did you mean gpt2?
     hf:gpt2:depth=3                             => MODEL: gpt2 has no option 'depth'
     hf:gpt2 --batch 0                           => --batch: '0' is not a number of samples

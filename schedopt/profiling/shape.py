@@ -1,0 +1,192 @@
+"""Profiles of decoders given by numbers: no model is built, and none need exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from schedopt.chain import Chain
+from schedopt.errors import InputError
+from schedopt.profile import Profile, Variant
+from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.rates import Roofline
+from schedopt.validation import show
+
+FIELD: Final = "--shape"
+NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "layers": "transformer layers",
+        "hidden": "values of a token between layers",
+        "heads": "attention heads",
+        "kv-heads": "heads of keys and values; default: heads",
+        "head": "values of a head; default: hidden / heads",
+        "ffn": "values inside a gated feed-forward network",
+        "vocabulary": "tokens that are known",
+        "predictors": "layers that predict a further token (MTP); default: 0",
+        "experts": "feed-forward networks of a layer; default: 1, no experts",
+        "active": "experts that a token is sent to",
+        "shared": "experts that take every token; default: 0",
+        "expert-ffn": "values inside an expert",
+        "dense": "first layers without experts; default: 0",
+        "expert-parallel": "GPUs that share the experts of a layer; default: 1",
+    }
+)
+"""What a shape is made of, in words."""
+NEEDED: Final = ("layers", "hidden", "heads", "vocabulary")
+OF_EXPERTS: Final = ("active", "shared", "expert-ffn", "dense", "expert-parallel")
+EXAMPLE: Final = "layers=32,hidden=4096,heads=32,kv-heads=8,ffn=14336,vocabulary=128256"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A decoder, and how many GPUs share the experts of each layer."""
+
+    decoder: Decoder
+    expert: int = 1
+
+
+def read_shape(text: str) -> Shape:
+    """Return the decoder that a text gives: ``layers=32,hidden=4096,...``.
+
+    Raises
+    ------
+    InputError
+        If a number is missing, unknown, given twice, no positive whole number, or contradicts
+        another one.
+    """
+    numbers = _read_numbers(text)
+    for name in NEEDED:
+        _require(numbers, name)
+    hidden, heads = numbers["hidden"], numbers["heads"]
+    kv_heads = numbers.get("kv-heads", heads)
+    if not kv_heads or not heads or heads % kv_heads:
+        _refuse(f"{heads} heads do not share {kv_heads} of keys and values evenly", "kv-heads=8")
+    if "head" not in numbers and hidden % heads:
+        _refuse(f"{hidden} values are not shared evenly by {heads} heads", "head=128")
+    experts = _experts(numbers)
+    if experts is None or numbers.get("dense"):
+        _require(numbers, "ffn")
+    if numbers.get("dense", 0) > numbers["layers"]:
+        _refuse(f"{numbers['dense']} dense layers are more than all {numbers['layers']}", "dense=3")
+    head = numbers.get("head", hidden // heads)
+    if not head:
+        _refuse("a head has no values", "head=128")
+    decoder = Decoder(
+        layers=numbers["layers"],
+        hidden=hidden,
+        ffn=numbers.get("ffn", 0),
+        vocabulary=numbers["vocabulary"],
+        attention=Attention.grouped(hidden, heads, kv_heads, head),
+        experts=experts,
+        dense=numbers.get("dense", 0),
+        predictors=numbers.get("predictors", 0),
+        name="decoder",
+    )
+    expert = numbers.get("expert-parallel", 1)
+    if not expert or (experts is not None and experts.count % expert):
+        _refuse(f"{expert} GPUs do not share the experts evenly", "expert-parallel=8")
+    return Shape(decoder=decoder, expert=expert)
+
+
+def make_profile(
+    shape: Shape,
+    rates: Roofline,
+    *,
+    sequence: int,
+    sizes: Sequence[int] = (1,),
+    degrees: Sequence[int] = (1,),
+) -> Profile:
+    """Return the chains of a decoder for sizes of micro-batches in tensor groups.
+
+    Behind attention and the feed-forward network a ring adds up what the GPUs of a group have, and
+    once for the embedding and the head, each way (Megatron-LM; Korthikanti et al. 2022, figure 5).
+    Nothing hides it.
+
+    Parameters
+    ----------
+    shape : Shape
+    rates : Roofline
+    sequence : int
+        Tokens of a sample.
+    sizes, degrees : sequence of int
+        Samples of a micro-batch, and GPUs of a tensor group.
+    """
+    variants = []
+    for samples in sizes:
+        alone = _chain(shape, rates, sequence, samples, 1)
+        for degree in degrees:
+            chain = _chain(shape, rates, sequence, samples, degree)
+            variants.append(Variant(tensor=degree, chain=_in_group(chain, alone, rates, degree)))
+    return Profile(variants=tuple(variants), name=shape.decoder.name)
+
+
+def _chain(shape: Shape, rates: Roofline, sequence: int, samples: int, degree: int) -> Chain:
+    batch = Batch(sequence=sequence, samples=samples, tensor=degree, expert=shape.expert)
+    return make_chain(shape.decoder, batch, rates)
+
+
+def _in_group(chain: Chain, alone: Chain, rates: Roofline, degree: int) -> Chain:
+    """Return a chain with the sums over its group, and with outputs that are whole."""
+    layers, size = [], alone.layers[0].activation_bytes
+    for layer, whole in zip(chain.layers, alone.layers, strict=True):
+        sums = 2 if layer.name.startswith(("layers.", "mtp.")) else 1
+        added = ceil(sums * rates.all_reduce_ns(size, degree))
+        layers.append(
+            replace(
+                layer,
+                forward_ns=layer.forward_ns + added,
+                backward_ns=layer.backward_ns + added,
+                activation_bytes=whole.activation_bytes,
+            )
+        )
+    return replace(chain, layers=tuple(layers))
+
+
+def _read_numbers(text: str) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, value = (side.strip() for side in part.partition("="))
+        if not equals or name not in NUMBERS:
+            known = ", ".join(NUMBERS)
+            what = "is not known" if equals else "is no NAME=NUMBER"
+            raise InputError(f"{show(part)} {what}", field=FIELD, way_out=f"Numbers are {known}")
+        if name in numbers:
+            _refuse(f"{name} stands there twice", EXAMPLE)
+        if not (value.isascii() and value.isdigit() and len(value) <= 9):
+            _refuse(f"{show(value)} is no whole number for {name}", f"{name}=8")
+        numbers[name] = int(value)
+    return numbers
+
+
+def _experts(numbers: Mapping[str, int]) -> Experts | None:
+    """Return the experts of a layer; none where there is one network."""
+    count = numbers.get("experts", 1)
+    if count <= 1:
+        for name in OF_EXPERTS:
+            if name in numbers:
+                _refuse(f"{name} needs experts", "experts=64")
+        return None
+    for name in ("active", "expert-ffn"):
+        _require(numbers, name)
+    if not 1 <= numbers["active"] <= count:
+        _refuse(f"a token is sent to {numbers['active']} of {count} experts", "active=8")
+    if numbers["expert-ffn"] < 1:
+        _refuse("expert-ffn is 0", "expert-ffn=2048")
+    return Experts(
+        count=count,
+        active=numbers["active"],
+        shared=numbers.get("shared", 0),
+        ffn=numbers["expert-ffn"],
+    )
+
+
+def _require(numbers: Mapping[str, int], name: str) -> None:
+    if not numbers.get(name):
+        _refuse(f"{name} is not given: {NUMBERS[name]}", EXAMPLE)
+
+
+def _refuse(rule: str, example: str) -> NoReturn:
+    raise InputError(rule, field=FIELD, way_out=f"Write it as in {example}")

@@ -1,0 +1,100 @@
+"""Profiles of decoders given by numbers: against those of a decoder as it is written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedopt import Chain, InputError, Profile
+from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.rates import find_rates
+from schedopt.profiling.shape import Shape, make_profile, read_shape
+from tests.cli.commands import printed
+
+RATES = find_rates("h100", "half")
+PLAIN = "layers=3,hidden=64,heads=4,kv-heads=2,ffn=96,vocabulary=100"
+MOE = "layers=3,hidden=64,heads=4,head=32,ffn=96,vocabulary=100,predictors=1,dense=1"
+MOE += ",experts=8,active=2,shared=1,expert-ffn=48,expert-parallel=4"
+
+
+def test_numbers_are_read() -> None:
+    attention = Attention.grouped(64, 4, 2, 16)
+    decoder = Decoder(
+        layers=3, hidden=64, ffn=96, vocabulary=100, attention=attention, name="decoder"
+    )
+    assert read_shape(PLAIN) == Shape(decoder=decoder)
+    experts = Experts(count=8, active=2, shared=1, ffn=48)
+    wide = replace(
+        decoder,
+        attention=Attention.grouped(64, 4, 4, 32),
+        experts=experts,
+        dense=1,
+        predictors=1,
+    )
+    assert read_shape(MOE) == Shape(decoder=wide, expert=4)
+
+
+@pytest.mark.parametrize("text", [PLAIN, MOE])
+def test_on_one_gpu_it_is_the_chain_of_the_decoder(text: str) -> None:
+    shape = read_shape(text)
+    profile = make_profile(shape, RATES, sequence=128, sizes=(1, 2))
+    for variant, samples in zip(profile.variants, (1, 2), strict=True):
+        batch = Batch(sequence=128, samples=samples, expert=shape.expert)
+        assert variant.chain == make_chain(shape.decoder, batch, RATES)
+
+
+def test_groups_add_their_sums_and_send_whole_outputs() -> None:
+    profile = make_profile(read_shape(PLAIN), RATES, sequence=128, degrees=(1, 2))
+    alone, group = (variant.chain for variant in profile.variants)
+    part = make_chain(read_shape(PLAIN).decoder, Batch(sequence=128, tensor=2), RATES)
+    # A ring of two: each sends half of the hidden values, twice.
+    bandwidth, latency = RATES.link_bytes_per_s, RATES.latency_ns
+    assert bandwidth is not None
+    each = 2 * (latency + 128 * 64 * 2 // 2 * 10**9 / bandwidth)
+    for number, (one, own, whole) in enumerate(
+        zip(group.layers, part.layers, alone.layers, strict=True)
+    ):
+        sums = 2 if 0 < number < 4 else 1
+        for added in (one.forward_ns - own.forward_ns, one.backward_ns - own.backward_ns):
+            assert added == pytest.approx(sums * each, abs=1)
+        assert one.activation_bytes == whole.activation_bytes
+        assert one.saved_bytes == own.saved_bytes
+        assert one.weight_bytes == own.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (f"{PLAIN},active=2", "active needs experts"),
+        (f"{PLAIN},experts=8,active=2", "expert-ffn is not given"),
+        (f"{PLAIN},experts=8,active=9,expert-ffn=4", "a token is sent to 9 of 8 experts"),
+        (f"{MOE},kv-heads=3", "4 heads do not share 3"),
+        (MOE.replace("dense=1", "dense=4"), "4 dense layers are more than all 3"),
+        (MOE.replace("parallel=4", "parallel=3"), "3 GPUs do not share the experts"),
+        (PLAIN.replace("hidden=64", "hidden=66"), "66 values are not shared evenly by 4"),
+        (PLAIN.replace("layers=3", "layers=0"), "layers is not given"),
+        (PLAIN.replace("ffn=96", "head=2"), "ffn is not given"),
+        (f"{PLAIN},head=0", "a head has no values"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(text: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule) as caught:
+        read_shape(text)
+    assert caught.value.field == "--shape"
+    assert caught.value.way_out
+
+
+def test_the_command_writes_a_chain_or_a_profile(tmp_path: Path) -> None:
+    one, several = tmp_path / "one.json", tmp_path / "several.json"
+    shown = printed("profile", "--shape", PLAIN, "--on", "h100", "--seq", "128", "-o", one)
+    assert "layers.2" in shown
+    assert "Chain written" in shown
+    assert len(Chain.load(one).layers) == 5
+    more = ("--tensor-parallel", "1,2", "--batch", "1,2")
+    shown = printed("profile", "--shape", MOE, "--on", "h100", *more, "-o", several)
+    assert "Profile written" in shown
+    profile = Profile.load(several)
+    assert profile.degrees == profile.sizes == (1, 2)
+    assert [layer.name for layer in profile.variants[0].chain.layers][-2:] == ["mtp.0", "head"]
