@@ -205,6 +205,32 @@ def bench_layouts(
     run_suite(SUITE, lambda _: [cases], effort, output, resume)
 
 
+@suite_command("engines")
+def bench_engines(
+    chains: Path = SHIPPED,
+    quick: bool = False,
+    time_limit: Annotated[float, "S: CPU seconds for each step."] = 20.0,
+    seed: int = 0,
+    output: Path = RESULTS / "engines.jsonl",
+    resume: bool = True,
+) -> None:
+    """Hold training steps of any kind against those that engines run, found in the same time.
+
+    Nothing that an engine runs should be shorter than what is found without one.
+
+    Examples
+    --------
+    schedopt bench engines --quick
+
+    schedopt bench engines --time-limit 8 -o mine.jsonl
+    """
+    from schedopt.bench.cases import load_chains
+    from schedopt.bench.engines import SUITE, engine_cases
+
+    cases = engine_cases(load_chains(chains), quick=quick)
+    run_suite(SUITE, lambda _: [cases], make_effort(1, time_limit, seed=seed), output, resume)
+
+
 @suite_command("running")
 def bench_running(
     chain: Path = SHIPPED / "gpt2-medium.json",

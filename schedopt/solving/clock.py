@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -25,6 +26,8 @@ class Clock:
         The clock of which this is a part. It stops with that one.
     handle : StopHandle, optional
         By which somebody else may ask to stop.
+    now : callable, optional
+        What tells the seconds, of a clock without a parent. Default: they pass by themselves.
     """
 
     def __init__(
@@ -32,14 +35,16 @@ class Clock:
         time_limit: float | None = None,
         parent: Clock | None = None,
         handle: StopHandle | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
-        now = time.monotonic()
+        self._now: Callable[[], float] = (now or _wall_s) if parent is None else parent._now
+        begin = self._now()
         self._parent, self._handle = parent, handle
-        self._started: float = now if parent is None else parent._started
-        self._deadline = None if time_limit is None else now + time_limit
+        self._started: float = begin if parent is None else parent._started
+        self._deadline = None if time_limit is None else begin + time_limit
         self._turn_ends: float | None = None
         self._latest: float | None = None
-        self._began = self._better = now
+        self._began = self._better = begin
         self._stop = threading.Event()
 
     def fork(self, share: float, longest: float | None = None) -> Clock:
@@ -55,7 +60,7 @@ class Clock:
     def begin_turn(self, share: float = 1.0) -> None:
         """Give the solver that begins now a share of all the time that is left."""
         if self._deadline is not None:
-            now = time.monotonic()
+            now = self._now()
             self._turn_ends = now + (self._deadline - now) * share
 
     def extend(self, seconds: float) -> None:
@@ -86,13 +91,13 @@ class Clock:
         """
         if self._deadline is not None:
             self._latest, time_s = self._deadline, share * (self._deadline - self._began)
-            again = max(self._began + time_s, time.monotonic() + time_s / 2)
+            again = max(self._began + time_s, self._now() + time_s / 2)
             self._deadline = min(self._latest, again)
             self._go_on()
 
     def note_better(self) -> None:
         """Note that something better was found just now."""
-        self._better = time.monotonic()
+        self._better = self._now()
         self._go_on()
         if self._parent is not None:
             self._parent.note_better()
@@ -104,12 +109,12 @@ class Clock:
 
     def seconds(self) -> float:
         """Return the seconds since the whole search began."""
-        return time.monotonic() - self._started
+        return self._now() - self._started
 
     def remaining(self) -> float | None:
         """Return the seconds that the solver at work still has; None without a limit."""
         end = self._deadline if self._turn_ends is None else self._turn_ends
-        return None if end is None else end - time.monotonic()
+        return None if end is None else end - self._now()
 
     def stop(self) -> None:
         """Ask to stop soon."""
@@ -127,5 +132,9 @@ class Clock:
 
     def ended(self) -> bool:
         """Whether the whole search should stop."""
-        late = self._deadline is not None and time.monotonic() >= self._deadline
+        late = self._deadline is not None and self._now() >= self._deadline
         return late or self.stop_requested()
+
+
+def _wall_s() -> float:
+    return time.monotonic()
