@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, zip_longest
 
 from schedopt.errors import InputError
 from schedopt.problem import Problem
@@ -74,21 +74,21 @@ def _bounds_meanwhile(
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
-    First those that hold for as long patterns as the run is asked for, then those for the patterns
-    that the search makes. A search that ends by its work waits for the thread, one that has its
-    proof does not.
+    Those of patterns with k = 1, which are quick and often much higher, take turns with those of as
+    long patterns as the run is asked for. A search that ends by its work waits for the thread, one
+    that has its proof does not.
     """
     allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=SHARE_OF_BOUNDS)
     failures: list[Exception] = []
-    asked = replace(problem, scope=replace(problem.scope, max_k=run.scope.max_k))
-    problems = [asked] if asked == problem else [asked, problem]
+    lengths = dict.fromkeys((1, run.scope.max_k))
+    problems = [replace(problem, scope=replace(problem.scope, max_k=k)) for k in lengths]
 
     def prove() -> None:
         try:
-            for number, relaxed in enumerate(problems):
-                part = fork.fork(workers=1, share=1 / (len(problems) - number))
-                allocations.extend(relaxed_allocations(relaxed, part))
+            turns = zip_longest(*(relaxed_allocations(each, fork) for each in problems))
+            for found in chain.from_iterable(turns):
+                allocations.extend([found] if found else [])
         except Exception as failure:
             failures.append(failure)
 

@@ -54,17 +54,16 @@ def solve(problem: Problem, run: Run) -> None:
 def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
     """Yield an allocation for each period that the relaxation allows, and report those it refutes.
 
-    Periods are bisected between the bound of the run and its best plan. What is yielded need not
-    have a plan of that period; it names what it recomputes.
+    For the latter, and where nothing was found in time, an empty one is yielded. Periods are
+    bisected between the bound of the run and its best plan. What is yielded need not have a plan of
+    that period; it names what it recomputes.
     """
     places = len(problem.chain.layers) * len(problem.platform.gpus)
     if places > MOST_PLACES or not is_propagated(problem):
         return
     search = _Search(problem, run)
     while (period := search.next_period()) is not None and not run.stopped():
-        stages = search.ask(period)
-        if stages:
-            yield stages
+        yield search.ask(period)
 
 
 def one_after_the_other_ns(problem: Problem) -> Fraction:
@@ -130,8 +129,7 @@ class _Search:
     def __init__(self, problem: Problem, run: Run) -> None:
         self.problem, self.run = problem, run
         self.amounts = Amounts(problem, LARGEST)
-        known = max(run.bound(problem.scope) or Fraction(0), load_bound(problem).period)
-        self.low = period_below(max(known, Fraction(1)), problem.scope)
+        self.low = period_below(max(load_bound(problem).period, Fraction(1)), problem.scope)
         self.longest = one_after_the_other_ns(problem)
         best = run.best()
         self.start = () if best is None else best.stages
@@ -162,6 +160,9 @@ class _Search:
         best, scope = self.run.period(), self.problem.scope
         if self.impossible:
             return None
+        known = self.run.bound(scope)
+        if known is not None:
+            self._raise_low(period_below(known, scope))
         if best is not None:
             self.high, self.fits = min(self.high, best), min(self.fits, best)
         elif not self.asked:
@@ -211,6 +212,11 @@ class _Search:
         self.start = found
         return found
 
+    def _raise_low(self, refuted: Fraction) -> None:
+        self.low = max(self.low, refuted)
+        if self.low >= self.high:
+            self.high = self.fits
+
     def _asks_for_any(self, period: Fraction) -> bool:
         """Whether the answer to a period is whether there is any plan at all."""
         return self.run.best() is None and period == self.longest
@@ -228,7 +234,5 @@ class _Search:
                 )
             )
             return
-        self.low = max(self.low, period)
-        if self.low >= self.high:
-            self.high = self.fits
+        self._raise_low(period)
         self.run.report_bound(bound.period, bound.scope, bound.proof)

@@ -44,6 +44,7 @@ from schedopt.solving.local_search.state import (
     restart,
 )
 from schedopt.solving.local_search.tables import Tables, make_tables
+from tests.bounds.every_plan import has_plan
 from tests.budgets import trials
 from tests.optima import load
 from tests.solvers.brute_force import every_allocation
@@ -402,3 +403,19 @@ def test_the_bound_beside_holds_for_all_that_is_asked() -> None:
     general.solve(replace(problem, scope=one), run)
     assert run.period() == 12
     assert run.bound(two) == 12
+
+
+def test_what_holds_for_short_patterns_is_proven_beside_what_holds_for_longer_ones() -> None:
+    # No pattern of one micro-batch takes less than 14 ns, as a search over all of them says.
+    layers = (
+        Layer(forward_ns=4, backward_ns=4, weight_bytes=0, activation_bytes=0, saved_bytes=2),
+        Layer(forward_ns=4, backward_ns=3, weight_bytes=0, activation_bytes=0, saved_bytes=0),
+        Layer(forward_ns=3, backward_ns=4, weight_bytes=0, activation_bytes=0, saved_bytes=0),
+    )
+    scope = replace(GENERAL, max_k=2, memory="peak")
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(3, 4), scope=scope)
+    alone = replace(problem, scope=replace(scope, max_k=1, grain="layer"))
+    assert not has_plan(alone, Fraction(14), below=True)
+    result = solve(problem.chain, problem.platform, scope=scope, solver="general", work_limit=200)
+    proven = {bound.scope.max_k: bound.period for bound in result.bounds}
+    assert proven[1] == 14 > (result.lower_bound or 0)

@@ -47,7 +47,7 @@ GENERAL = Scope(allocation="general")
 def relaxed(problem: Problem) -> tuple[Run, list[tuple[Stage, ...]]]:
     """Return the run of the relaxation alone, and the allocations that it finds."""
     run = Run(problem, time_limit=60)
-    return run, list(relaxed_allocations(problem, run))
+    return run, [stages for stages in relaxed_allocations(problem, run) if stages]
 
 
 def require_true_bound(problem: Problem) -> list[tuple[Stage, ...]]:
