@@ -22,8 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from schedopt.solving.local_search import moves
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.moves import Draw, below
-from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel
+from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
 from schedopt.solving.local_search.placing import measure, place, take_out
 from schedopt.solving.local_search.state import (
     AT_FORWARD,
@@ -134,7 +135,7 @@ def keep(t: Tables, s: State, best: State) -> None:
     copy_recompute(s, best)
 
 
-@njit_inline
+@njit_paste
 def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
@@ -142,7 +143,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     return place(t, s, s.counts[PLACED], limit)
 
 
-@njit_inline
+@njit_paste
 def _descend(t: Tables, s: State, best: State, low: int) -> int:
     """Return the least period, by bisection, with which the placement still has no penalty."""
     high = s.counts[PERIOD]
@@ -237,10 +238,10 @@ def _first_row(s: State, row: int, kind: int) -> int:
     return row
 
 
-@njit_kernel
+@njit_entry
 def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
-    """Search from an allocation: see `anneal`, by which Python enters."""
-    s, other, best, found = work
+    """Search from an allocation: see `anneal`. Tuples of arrays are lean."""
+    s, other, best, found = work.state, work.scratch, work.best, work.found
     for row in range(s.counts[STAGES]):
         measure(t, s, row)
     now = replace_all(t, s, s.counts[PERIOD], np.inf)
@@ -280,13 +281,12 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
     return step
 
 
-@njit_entry
-def anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
+def anneal(tables: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
     """Search from an allocation; return how many placements were looked at.
 
     Parameters
     ----------
-    t : Tables
+    tables : Tables
     work : Workspace
         With what to start from, and then what was found.
     draw : numpy.random.Generator
@@ -294,4 +294,4 @@ def anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -
     stop : array, shape (1,)
         Not 0: stop soon.
     """
-    return _anneal(t, work, draw, plan, stop)
+    return _anneal(lean(tables), lean(work), draw, plan, stop)

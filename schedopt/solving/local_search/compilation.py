@@ -149,7 +149,7 @@ COMPILATIONS: Final = {
         Compilation(
             "local_search",
             "schedopt.solving.local_search.search:compile_search",
-            "annealing.anneal",
+            "annealing._anneal",
         ),
         Compilation(
             "replicas",

@@ -24,28 +24,43 @@ It would note in an atomic instruction each time that an array is taken out of a
 many, and the search spent most of its time there. Where numba does not know this setting, the
 search is slower, but the same.
 """
+_CALLED: Final = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, **_UNCOUNTED}
+"""Of what Python does not call. What a caller says of itself would hold for it too: see each."""
 
 
 def njit_kernel(function: F) -> F:
     """Compile a function when it is first called by a compiled one.
 
     It counts no references, so it cannot make an array, which numba refuses. Python cannot call it,
-    and need not: entering it would be a fifth of what there is to compile.
+    and need not: entering it would be a fifth of what there is to compile. It is kept with the
+    entry that calls it.
     """
-    return _compile(function, no_cfunc_wrapper=True, no_cpython_wrapper=True, **_UNCOUNTED)
+    return _compile(function, forceinline=False, **_CALLED)
 
 
 def njit_inline(function: F) -> F:
-    """Inline a function, so that callers need not pass the arrays explicitly."""
-    return _compile(function, inline="always", **_UNCOUNTED)
+    """Let a function be part of those that call it, once it is compiled.
+
+    So callers need not pass what it is given.
+    """
+    return _compile(function, forceinline=True, **_CALLED)
+
+
+def njit_paste(function: F) -> F:
+    """Let a function be part of those that call it, before they are compiled.
+
+    What it calls is then compiled and optimized for them alone. It should be short: numba takes
+    long to paste what is not.
+    """
+    return _compile(function, inline="always", **_CALLED)
 
 
 def njit_entry(function: F) -> F:
-    """Compile a function by which Python enters others, with references counted.
+    """Compile a function by which Python enters others, with references counted; it is kept.
 
     It runs next to others (no interpreter lock).
     """
-    return _compile(function, no_cfunc_wrapper=True)
+    return _compile(function, cache=True, forceinline=False, no_cfunc_wrapper=True)
 
 
 def _without_literals(find: Callable[..., Any], args: tuple[Any, ...], named: Any) -> Any:
@@ -60,7 +75,7 @@ def _compile(function: F, **options: bool | str) -> F:
     settings.CACHE_DIR = str(code_folder(before))
     try:
         njit = cast(Any, numba.njit)
-        compiled = njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        compiled = njit(nogil=True, error_model="numpy", **options)(function)
         if not options.get("inline"):
             compiled.get_call_template = partial(_without_literals, compiled.get_call_template)
         return cast(F, compiled)

@@ -1,0 +1,184 @@
+"""Arrays of compiled code as a place and a shape, in tuples that are passed as one pointer.
+
+numba hands on an owner, a number of items and strides with each array, copies a tuple of arrays for
+each call, and looks at each index for whether it counts from the end. Most of the time to compile
+went into that, and a quarter of the time to search. What is made lean lies in memory once: places
+and shapes of the arrays of a named tuple, and its numbers. Compiled code gets a pointer to it.
+Nobody writes there again, so what was read from it need not be read a second time.
+
+Compiled functions read and write lean arrays and tuples as they would others, but arrays lie in
+rows (C order), an index is a whole number from 0 on for each axis that nobody checks, and a field
+is read by its name.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar, cast
+
+import numba
+import numba.extending
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing import templates
+
+T = TypeVar("T")
+types: Final[Any] = numba.types
+extending: Final[Any] = numba.extending
+_AttributeTemplate: Final[Any] = templates.AttributeTemplate
+
+
+class LeanArray(types.Buffer):
+    """A place and a shape. As a kind of buffer it is indexed by numba's rules."""
+
+    mutable = True
+    slice_is_copy = False
+
+    def __init__(self, dtype: Any, ndim: int) -> None:
+        super().__init__(dtype, ndim, "C", name=f"LeanArray({dtype}, {ndim})")
+
+
+class LeanTuple(types.Type):
+    """A pointer to what a named tuple holds: `dtype`."""
+
+    def __init__(self, names: tuple[str, ...], parts: tuple[Any, ...]) -> None:
+        self.names, self.parts = names, parts
+        inside = (part.dtype if isinstance(part, LeanTuple) else part for part in parts)
+        self.dtype: Any = types.Tuple(tuple(inside))
+        fields = (f"{name}: {part}" for name, part in zip(names, parts, strict=True))
+        super().__init__(f"LeanTuple({', '.join(fields)})")
+
+
+class Lean:
+    """What Python hands to compiled code for a named tuple, whose arrays it keeps alive.
+
+    Attributes
+    ----------
+    kind : LeanTuple
+    address : int
+        Of a word of eight bytes for each number, for where each array begins, and for each axis.
+    """
+
+    def __init__(self, value: tuple[Any, ...]) -> None:
+        self.kind = _kind_of(cast(Any, numba).typeof(value))
+        self._value, self._words = value, np.array([*_words_of(value)], dtype=np.int64)
+        self.address = int(self._words.ctypes.data)
+
+
+def lean(value: T) -> T:
+    """Return a named tuple of arrays and numbers as compiled functions are called with it.
+
+    Arrays are shared; numbers are those of now. To type checkers it is what it was.
+    """
+    return cast(T, Lean(cast(Any, value)))
+
+
+def _kind_of(kind: Any) -> Any:
+    if isinstance(kind, types.Array):
+        if kind.layout != "C":
+            raise TypeError(f"{kind} does not lie in rows")
+        return LeanArray(kind.dtype, kind.ndim)
+    if isinstance(kind, types.BaseNamedTuple):
+        return LeanTuple(kind.fields, tuple(map(_kind_of, kind.types)))
+    return kind
+
+
+def _words_of(value: Any) -> Iterator[int]:
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _words_of(part)
+    elif isinstance(value, np.ndarray):
+        yield int(value.ctypes.data)
+        yield from value.shape
+    else:
+        yield int(np.array(value).view(np.int64))
+
+
+@extending.typeof_impl.register(Lean)
+def _type_of(value: Lean, _: Any) -> LeanTuple:
+    return cast(LeanTuple, value.kind)
+
+
+@extending.unbox(LeanTuple)
+def _unbox(kind: LeanTuple, value: Any, c: Any) -> Any:
+    address = c.pyapi.object_getattr_string(value, "address")
+    word = c.pyapi.long_as_longlong(address)
+    c.pyapi.decref(address)
+    return extending.NativeValue(c.builder.inttoptr(word, c.context.get_value_type(kind)))
+
+
+extending.register_model(LeanTuple)(extending.models.PointerModel)
+
+
+@extending.register_model(LeanArray)
+class _ArrayModel(extending.models.StructModel):
+    def __init__(self, manager: Any, kind: LeanArray) -> None:
+        place, shape = types.CPointer(kind.dtype), types.UniTuple(types.intp, kind.ndim)
+        super().__init__(manager, kind, [("place", place), ("shape", shape)])
+
+
+extending.make_attribute_wrapper(LeanArray, "shape", "shape")
+
+
+@templates.infer_getattr
+class _Fields(_AttributeTemplate):
+    key = LeanTuple
+
+    def generic_resolve(self, kind: LeanTuple, name: str) -> Any:
+        return kind.parts[kind.names.index(name)] if name in kind.names else None
+
+
+@lower_getattr_generic(LeanTuple)
+def _read_field(context: Any, builder: Any, kind: LeanTuple, value: Any, name: str) -> Any:
+    number = kind.names.index(name)
+    part = kind.parts[number]
+    if isinstance(part, LeanTuple):
+        return cgutils.gep_inbounds(builder, value, 0, number)
+    if not isinstance(part, LeanArray):
+        return _load(builder, value, number)
+    found = context.get_value_type(part)(ir.Undefined)
+    found = builder.insert_value(found, _load(builder, value, number, 0), 0)
+    for axis in range(part.ndim):
+        found = builder.insert_value(found, _load(builder, value, number, 1, axis), [1, axis])
+    return found
+
+
+def _load(builder: Any, value: Any, *where: int) -> Any:
+    """Read what never changes."""
+    found = builder.load(cgutils.gep_inbounds(builder, value, 0, *where))
+    found.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return found
+
+
+@extending.lower_builtin(operator.getitem, LeanArray, types.Integer)
+@extending.lower_builtin(operator.getitem, LeanArray, types.BaseTuple)
+def _read_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    return builder.load(_point_to(context, builder, signature.args, values))
+
+
+@extending.lower_builtin(operator.setitem, LeanArray, types.Integer, types.Any)
+@extending.lower_builtin(operator.setitem, LeanArray, types.BaseTuple, types.Any)
+def _write_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    array, _, kind = signature.args
+    value = context.cast(builder, values[2], kind, array.dtype)
+    builder.store(value, _point_to(context, builder, signature.args, values))
+    return context.get_dummy_value()
+
+
+def _point_to(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    """Return the place of an item."""
+    array, index = values[:2]
+    axes = [(kinds[1], index)]
+    if isinstance(kinds[1], types.BaseTuple):
+        axes = [(kind, builder.extract_value(index, axis)) for axis, kind in enumerate(kinds[1])]
+    place = None
+    for axis, (kind, value) in enumerate(axes):
+        here = context.cast(builder, value, kind, types.intp)
+        if place is not None:
+            length = builder.extract_value(array, [1, axis])
+            here = builder.add(builder.mul(place, length, flags=["nsw"]), here, flags=["nsw"])
+        place = here
+    return builder.gep(builder.extract_value(array, 0), [place], inbounds=True)

@@ -1,0 +1,86 @@
+"""Tuples of arrays that compiled code gets as one pointer, against numpy on the same arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from schedopt.solving.local_search.lean import lean
+from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
+from schedopt.solving.local_search.tables import Ints
+from schedopt.solving.replicas.arrays import Floats
+
+
+class Inner(NamedTuple):
+    """Arrays of each number of axes."""
+
+    line: Ints
+    table: Ints
+    block: Floats
+
+
+class Outer(NamedTuple):
+    """Numbers, and a tuple in a tuple."""
+
+    number: int
+    share: float
+    inner: Inner
+
+
+@njit_paste
+def twice(value: int) -> int:
+    """Is pasted."""
+    return 2 * value
+
+
+@njit_inline
+def put(inner: Inner, row: int, column: int, value: int) -> None:
+    """Is inlined."""
+    inner.table[row, column] = value
+
+
+@njit_kernel
+def sum_of(inner: Inner) -> float:
+    """Read each item by its place."""
+    found = 0.0
+    for number in range(inner.line.shape[0]):
+        found += inner.line[number]
+    for layer in range(inner.block.shape[0]):
+        for row in range(inner.block.shape[1]):
+            for column in range(inner.block.shape[2]):
+                found += inner.block[layer, row, column] * (layer + 10 * row + 100 * column)
+    return found
+
+
+@njit_entry
+def work(outer: Outer) -> float:
+    """Write, add in place, and read numbers."""
+    inner = outer.inner
+    for row in range(inner.table.shape[0]):
+        for column in range(inner.table.shape[1]):
+            put(inner, row, column, twice(10 * row + column))
+    inner.line[outer.number] += 7
+    return outer.share * sum_of(inner)
+
+
+def test_lean_arrays_are_those_of_python() -> None:
+    inner = Inner(np.arange(4), np.zeros((2, 3), dtype=np.int64), np.arange(24.0).reshape(2, 3, 4))
+    found = work(lean(Outer(2, 0.25, inner)))
+    layer, row, column = np.indices((2, 3, 4))
+    assert inner.table.tolist() == [[0, 2, 4], [20, 22, 24]]
+    assert inner.line.tolist() == [0, 1, 9, 3]
+    assert found == 0.25 * (13 + float((inner.block * (layer + 10 * row + 100 * column)).sum()))
+
+
+def test_numbers_may_differ_without_compiling_again() -> None:
+    inner = Inner(np.ones(3, dtype=np.int64), np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1, 1)))
+    assert work(lean(Outer(0, 1.0, inner))) == 10
+    assert work(lean(Outer(1, -2.5, inner))) == -42.5
+
+
+def test_what_does_not_lie_in_rows_is_refused() -> None:
+    turned = np.zeros((3, 2), dtype=np.int64).T
+    with pytest.raises(TypeError, match="rows"):
+        lean(Inner(np.zeros(1, dtype=np.int64), turned, np.zeros((1, 1, 1))))
