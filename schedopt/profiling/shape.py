@@ -15,7 +15,7 @@ from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_
 from schedopt.profiling.rates import Roofline
 from schedopt.validation import show
 
-FIELD: Final = "--shape"
+FIELD: Final = "shape"
 NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "layers": "transformer layers",

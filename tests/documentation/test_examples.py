@@ -68,7 +68,7 @@ def test_the_plan_example_is_the_shipped_one_and_valid() -> None:
         "formats.presets",
         "units",
         "platform",
-        "problem",
+        "scope",
         "solving.solve",
         "solvers.even_split",
         "solvers.block_partition",

@@ -82,7 +82,7 @@ def test_groups_add_their_sums_and_send_whole_outputs() -> None:
 def test_numbers_that_contradict_each_other_are_refused(text: str, rule: str) -> None:
     with pytest.raises(InputError, match=rule) as caught:
         read_shape(text)
-    assert caught.value.field == "--shape"
+    assert caught.value.field == "shape"
     assert caught.value.way_out
 
 
