@@ -25,10 +25,10 @@ from schedopt.running.job import Job
 from schedopt.running.model_match import Boundary, keep_layers, match_part
 from schedopt.running.rank import Rank
 from schedopt.running.records import Record, Span
-from schedopt.running.reference import Trained
 from schedopt.running.stand_in import shared_element
 from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
 from schedopt.running.synthetic_weights import Holding
+from schedopt.running.trained import Trained
 from schedopt.running.workload import Workload, name_parameters
 
 

@@ -33,12 +33,8 @@ from schedopt.running.controller import place_on_device, prepare, run_controller
 from schedopt.running.job import Job
 from schedopt.running.rank import build_rank
 from schedopt.running.records import FAILURE, JOB, OUTCOME, Failure, LostError, Outcome
-from schedopt.running.reference import (
-    WHOLE,
-    Split,
-    compare_with_reference,
-    train_in_one_process,
-)
+from schedopt.running.reference import compare_with_reference, train_in_one_process
+from schedopt.running.trained import WHOLE, Split
 
 _PAUSE_S: Final = 2
 _PATIENCE: Final = timedelta(minutes=30)

@@ -26,7 +26,7 @@ from schedopt.running.controller import MicroBatches
 from schedopt.running.figures import predict
 from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.running.rank import Rank, build_ranks
-from schedopt.running.reference import Trained, put_together
+from schedopt.running.trained import Trained, put_together
 from schedopt.running.workload import Workload, name_parameters
 from schedopt.simulation import Simulation
 from tests.budgets import PROFILE

@@ -15,8 +15,8 @@ from schedopt.running.controller import keep_weights
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank, build_rank
 from schedopt.running.records import Span
-from schedopt.running.reference import Trained
 from schedopt.running.torch_runtime import TorchRuntime
+from schedopt.running.trained import Trained
 from tests.running import by_hand
 from tests.running.local_run import gradients, prepare
 from tests.running.networks import CASES, buffers

@@ -14,8 +14,8 @@ from schedopt import InputError, Plan, Platform, Stage, check
 from schedopt.actions import Actions, gpu_ranks, make_actions
 from schedopt.running import Job, execute
 from schedopt.running.controller import MicroBatches
-from schedopt.running.reference import put_together
 from schedopt.running.torch_runtime import TorchRuntime
+from schedopt.running.trained import put_together
 from tests import examples
 from tests.running import by_hand, faulty
 from tests.running.by_hand import ByHand

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Rule, check
 from schedopt.account.reading import Reader
 from schedopt.actions import Actions, make_actions, parse_actions, sent_bytes
-from schedopt.running.reference import Trained, emulate
+from schedopt.running.reference import emulate
+from schedopt.running.trained import Trained
 from schedopt.simulation import simulate
 from schedopt.systems.catalogue import SYSTEMS, find_system
 from schedopt.systems.config import SystemConfig

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schedopt.bench.claims.result import Case, Computed, Step, Table, announced, table_of
 from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 from schedopt.profiling.states import measure_states
-from schedopt.running.reference import difference
+from schedopt.running.trained import difference
 
 BATCH: Final = 64
 CLOSE: Final = {torch.float64: 1e-12, torch.float32: 1e-4}

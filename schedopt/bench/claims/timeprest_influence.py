@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schedopt.bench.claims.result import Case, Computed, Step, Table, announced
 from schedopt.bench.claims.training import Network, make_plan, train
 from schedopt.rule import Rule
-from schedopt.running.reference import difference
+from schedopt.running.trained import difference
 
 RATE: Final = 0.1
 

@@ -1,0 +1,149 @@
+"""What a step did to the weights: put together from parts, and compared."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from schedopt.running.weight_row import Slice
+from schedopt.running.workload import Workload
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a step did to the weights.
+
+    Parameters
+    ----------
+    gradients : dict of (int, str) to Tensor
+        The mean gradient of each mini-batch, by mini-batch and parameter, on the host.
+    weights : dict of str to Tensor
+        After the step, on the host.
+    slices : dict
+        Of parameters that are at home on several ranks, by mini-batch and slice, without a
+        mini-batch of the weights.
+    """
+
+    gradients: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    slices: dict[tuple[int | None, Slice], Tensor] = field(default_factory=dict)
+
+    def keep(self, mini_batch: int, gradients: Mapping[Slice, Tensor]) -> None:
+        """Keep the gradients of a mini-batch."""
+        for piece, gradient in gradients.items():
+            copied = gradient.detach().to("cpu", copy=True)
+            if piece.is_whole:
+                self.gradients[mini_batch, piece.name] = copied
+            else:
+                self.slices[mini_batch, piece] = copied
+
+    def keep_weights(self, values: Mapping[Slice, Tensor]) -> None:
+        """Keep the weights after the step."""
+        for piece, own in values.items():
+            copied = own.detach().to("cpu", copy=True)
+            if piece.is_whole:
+                self.weights[piece.name] = copied
+            else:
+                self.slices[None, piece] = copied
+
+
+@dataclass(frozen=True)
+class Split:
+    """How tensor groups have parts of parameters.
+
+    Parameters
+    ----------
+    degree : int
+        The GPUs of a group.
+    axes : mapping of str to int
+        Along which a parameter is split, by name; others are whole on each GPU.
+    """
+
+    degree: int
+    axes: Mapping[str, int]
+
+    @classmethod
+    def between(cls, whole: Workload, part: Workload) -> Split:
+        """Return how a workload is split that one GPU of a group has a part of."""
+        shapes, parts = _shapes(whole), _shapes(part)
+        axes = {
+            name: next(axis for axis, size in enumerate(shape) if parts[name][axis] < size)
+            for name, shape in shapes.items()
+            if parts[name] != shape
+        }
+        return cls(part.group.degree, axes)
+
+    def part(self, trained: Trained, member: int) -> Trained:
+        """Return what one of a group has of what one process did."""
+
+        def of(name: str, tensor: Tensor) -> Tensor:
+            axis = self.axes.get(name)
+            return tensor if axis is None else tensor.chunk(self.degree, axis)[member]
+
+        return Trained(
+            {(i, name): of(name, one) for (i, name), one in trained.gradients.items()},
+            {name: of(name, one) for name, one in trained.weights.items()},
+        )
+
+
+WHOLE: Final = Split(1, {})
+"""Nothing is split."""
+
+
+def _shapes(work: Workload) -> dict[str, torch.Size]:
+    return {
+        work.names[id(one)]: one.shape for piece in work.pieces for one in piece.module.parameters()
+    }
+
+
+def put_together(parts: Sequence[Trained]) -> list[Trained]:
+    """Return what ranks have whole, and behind that what several of them have in slices.
+
+    What is not there from its first element to its last is left out.
+    """
+    found: dict[tuple[int | None, str], list[tuple[Slice, Tensor]]] = defaultdict(list)
+    for part in parts:
+        for (mini_batch, piece), tensor in part.slices.items():
+            found[mini_batch, piece.name].append((piece, tensor))
+    joined = Trained()
+    for (mini_batch, name), slices in found.items():
+        ordered = sorted(slices, key=lambda one: one[0])
+        ends = [0, *(piece.end for piece, _ in ordered)]
+        if [piece.begin for piece, _ in ordered] != ends[:-1] or ends[-1] != ordered[0][0].count:
+            continue
+        row = torch.cat([tensor for _, tensor in ordered])
+        if mini_batch is None:
+            joined.weights[name] = row
+        else:
+            joined.gradients[mini_batch, name] = row
+    return [*parts, joined]
+
+
+def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor]) -> float:
+    """Return the largest relative difference of any two tensors of the same name.
+
+    The largest difference of any element, over the largest element of that tensor, or over a
+    millionth of the largest of all tensors where that is more. A tensor that only one side has
+    differs by 1. The parts are what each rank has; replicas have the same names.
+    """
+    largest = max(map(_most, other.values()), default=0.0)
+    names = {name for part in parts for name in part}
+    worst = 1.0 if names ^ other.keys() else 0.0
+    for part in parts:
+        for name in part.keys() & other.keys():
+            apart = _most(part[name].reshape(other[name].shape).double() - other[name].double())
+            if math.isnan(apart):
+                return float("inf")
+            if apart:
+                worst = max(worst, apart / max(_most(other[name]), 1e-6 * largest))
+    return worst
+
+
+def _most(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
