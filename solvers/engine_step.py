@@ -42,7 +42,7 @@ MOST_CUTS: Final = 2_000
 """Cuts of one shape that are all looked at; for more CP-SAT is asked."""
 SHARE_OF_SEARCH: Final = 0.5
 """Of the time, for neighbours of good cuts."""
-SHARE_OF_SEEDS: Final = 0.4
+SHARE_OF_SEEDS: Final = 0.8
 """Of that, for cuts near the balanced ones of all grids."""
 SHARE_OF_PROOF: Final = 0.85
 """Of what is left then, for CP-SAT; the rest is for laying steps out that take long."""

@@ -45,7 +45,7 @@ SHARE: Final = 0.9
 """Of the time, for the search over contiguous stages."""
 MOST_OF_OTHERS: Final = 0.3
 """Of the time, for the steps of published systems."""
-SHARE_OF_ENGINES: Final = 0.4
+SHARE_OF_ENGINES: Final = 0.5
 """Of the time of a single worker, for the steps that engines can run."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
