@@ -18,10 +18,12 @@ from schedopt import (
     Platform,
     Problem,
     Recipe,
+    Result,
     Rule,
     Scope,
     Stage,
     Transfer,
+    check,
 )
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=30, activation_bytes=4)
@@ -186,3 +188,18 @@ def test_what_says_nothing_is_refused_by_field(
         make(**arguments)
     assert caught.value.field == field
     assert rule in caught.value.rule
+
+
+@pytest.mark.parametrize("subject", [None, "plan.json", 3, float("nan"), [1]])
+def test_what_is_no_plan_is_not_checked(subject: Any) -> None:
+    with pytest.raises(InputError, match="neither a Plan nor a Result") as caught:
+        check(subject)
+    assert caught.value.field == "subject"
+
+
+@pytest.mark.parametrize("path", [None, 3, 3.5, [1]])
+def test_what_is_no_path_is_neither_read_nor_written(path: Any) -> None:
+    chain = Chain(layers=(LAYER,))
+    for use in (Chain.load, Platform.load, Result.load, chain.save):
+        with pytest.raises(InputError, match="is not a path"):
+            use(path)

@@ -35,6 +35,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.result import Result
 from schedopt.stage import Stage
+from schedopt.validation import show
 
 _STRUCTURAL: Final = frozenset({"layers", "group", "operations", "transfer", "placement"})
 
@@ -55,9 +56,20 @@ def check(subject: Plan | Result) -> tuple[Violation, ...]:
     -------
     tuple of Violation
         Empty if all is well; else in a fixed order.
+
+    Raises
+    ------
+    InputError
+        If it is neither.
     """
     if isinstance(subject, Plan):
         return limit(_check_plan(subject))
+    if not isinstance(subject, Result):
+        raise InputError(
+            f"{show(subject)} is neither a Plan nor a Result",
+            field="subject",
+            way_out="Give a schedopt.Plan, or what schedopt.solve returns",
+        )
     found = _check_plan(subject.plan) if subject.plan is not None else []
     return limit([*found, *_find_false_declarations(subject)])
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from schedopt.errors import InputError
 from schedopt.formats.values import check_values
+from schedopt.validation import show
 
 WIDTH: Final = 110
 """What fits into this many characters stands on one line: a layer, an operation."""
@@ -82,6 +83,8 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
             _replace(Path(os.path.realpath(path)), data, stat.S_IMODE(mode))
         else:
             Path(path).write_bytes(data)
+    except TypeError:
+        raise InputError(f"{show(path)} is not a path", way_out="Give the path of a file") from None
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
 
