@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from schedopt.cli.options import ModelOptions, refuse_together
+from schedopt.cli.options import ModelOptions, naming_options, refuse_together
 from schedopt.errors import InputError
 
 USUAL_SEQUENCE = 4096
@@ -40,9 +40,9 @@ def write_shape(
         raise InputError(
             f"{sequence} is no number of tokens", field="--seq", way_out="Give 1 or more"
         )
-    profile = make_profile(
-        read_shape(text), find_rates(on, "half"), sequence=sequence, sizes=sizes, degrees=degrees
-    )
+    with naming_options({"degrees": "tensor-parallel"}):
+        shape, rates = read_shape(text), find_rates(on, "half")
+        profile = make_profile(shape, rates, sequence=sequence, sizes=sizes, degrees=degrees)
     if len(profile.variants) == 1 and profile.degrees == (1,):
         chain = profile.variants[0].chain
         chain.save(output)

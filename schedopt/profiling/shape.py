@@ -8,7 +8,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from schedopt.chain import Chain
+from schedopt.chain import MOST_LAYERS, Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile, Variant
 from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
@@ -42,9 +42,10 @@ EXAMPLE: Final = "layers=32,hidden=4096,heads=32,kv-heads=8,ffn=14336,vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder, and how many GPUs share the experts of each layer."""
+    """A decoder, its attention heads, and how many GPUs share the experts of each layer."""
 
     decoder: Decoder
+    heads: int
     expert: int = 1
 
 
@@ -60,6 +61,8 @@ def read_shape(text: str) -> Shape:
     numbers = _read_numbers(text)
     for name in NEEDED:
         _require(numbers, name)
+    if numbers["layers"] + numbers.get("predictors", 0) > MOST_LAYERS - 2:
+        _refuse(f"a chain has at most {MOST_LAYERS} layers, embedding and head included", EXAMPLE)
     hidden, heads = numbers["hidden"], numbers["heads"]
     kv_heads = numbers.get("kv-heads", heads)
     if not kv_heads or not heads or heads % kv_heads:
@@ -88,7 +91,7 @@ def read_shape(text: str) -> Shape:
     expert = numbers.get("expert-parallel", 1)
     if not expert or (experts is not None and experts.count % expert):
         _refuse(f"{expert} GPUs do not share the experts evenly", "expert-parallel=8")
-    return Shape(decoder=decoder, expert=expert)
+    return Shape(decoder=decoder, heads=heads, expert=expert)
 
 
 def make_profile(
@@ -113,7 +116,19 @@ def make_profile(
         Tokens of a sample.
     sizes, degrees : sequence of int
         Samples of a micro-batch, and GPUs of a tensor group.
+
+    Raises
+    ------
+    InputError
+        If a group does not share the attention heads evenly, or a layer is too large for a chain.
     """
+    for degree in degrees:
+        if shape.heads % degree:
+            raise InputError(
+                f"{degree} GPUs do not share {shape.heads} attention heads evenly",
+                field="degrees",
+                way_out=f"Give divisors of {shape.heads}",
+            )
     variants = []
     for samples in sizes:
         alone = _chain(shape, rates, sequence, samples, 1)
@@ -125,7 +140,10 @@ def make_profile(
 
 def _chain(shape: Shape, rates: Roofline, sequence: int, samples: int, degree: int) -> Chain:
     batch = Batch(sequence=sequence, samples=samples, tensor=degree, expert=shape.expert)
-    return make_chain(shape.decoder, batch, rates)
+    try:
+        return make_chain(shape.decoder, batch, rates)
+    except InputError as error:
+        _refuse(f"a layer is too large: {error.field} of {error.rule}", EXAMPLE)
 
 
 def _in_group(chain: Chain, alone: Chain, rates: Roofline, degree: int) -> Chain:

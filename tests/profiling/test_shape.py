@@ -11,12 +11,13 @@ from schedopt import Chain, InputError, Profile
 from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
 from schedopt.profiling.rates import find_rates
 from schedopt.profiling.shape import Shape, make_profile, read_shape
-from tests.cli.commands import printed
+from tests.cli.commands import printed, run
 
 RATES = find_rates("h100", "half")
 PLAIN = "layers=3,hidden=64,heads=4,kv-heads=2,ffn=96,vocabulary=100"
 MOE = "layers=3,hidden=64,heads=4,head=32,ffn=96,vocabulary=100,predictors=1,dense=1"
 MOE += ",experts=8,active=2,shared=1,expert-ffn=48,expert-parallel=4"
+HUGE = "layers=3,hidden=999999999,heads=1,ffn=999999999,vocabulary=100"
 
 
 def test_numbers_are_read() -> None:
@@ -24,7 +25,7 @@ def test_numbers_are_read() -> None:
     decoder = Decoder(
         layers=3, hidden=64, ffn=96, vocabulary=100, attention=attention, name="decoder"
     )
-    assert read_shape(PLAIN) == Shape(decoder=decoder)
+    assert read_shape(PLAIN) == Shape(decoder=decoder, heads=4)
     experts = Experts(count=8, active=2, shared=1, ffn=48)
     wide = replace(
         decoder,
@@ -33,7 +34,7 @@ def test_numbers_are_read() -> None:
         dense=1,
         predictors=1,
     )
-    assert read_shape(MOE) == Shape(decoder=wide, expert=4)
+    assert read_shape(MOE) == Shape(decoder=wide, heads=4, expert=4)
 
 
 @pytest.mark.parametrize("text", [PLAIN, MOE])
@@ -77,6 +78,8 @@ def test_groups_add_their_sums_and_send_whole_outputs() -> None:
         (PLAIN.replace("layers=3", "layers=0"), "layers is not given"),
         (PLAIN.replace("ffn=96", "head=2"), "ffn is not given"),
         (f"{PLAIN},head=0", "a head has no values"),
+        (PLAIN.replace("layers=3", "layers=999999999"), "at most 4096 layers"),
+        (f"{PLAIN},predictors=4092", "at most 4096 layers"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(text: str, rule: str) -> None:
@@ -84,6 +87,21 @@ def test_numbers_that_contradict_each_other_are_refused(text: str, rule: str) ->
         read_shape(text)
     assert caught.value.field == "shape"
     assert caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("text", "degree", "field", "rule"),
+    [
+        (PLAIN, 3, "degrees", "3 GPUs do not share 4 attention heads"),
+        (HUGE, 1, "shape", "a layer is too large"),
+    ],
+)
+def test_what_no_group_or_chain_can_hold_is_refused(
+    text: str, degree: int, field: str, rule: str
+) -> None:
+    with pytest.raises(InputError, match=rule) as caught:
+        make_profile(read_shape(text), RATES, sequence=1, degrees=(1, degree))
+    assert caught.value.field == field
 
 
 def test_the_command_writes_a_chain_or_a_profile(tmp_path: Path) -> None:
@@ -98,3 +116,7 @@ def test_the_command_writes_a_chain_or_a_profile(tmp_path: Path) -> None:
     profile = Profile.load(several)
     assert profile.degrees == profile.sizes == (1, 2)
     assert [layer.name for layer in profile.variants[0].chain.layers][-2:] == ["mtp.0", "head"]
+    odd = ("--tensor-parallel", "3")
+    done = run("profile", "--shape", PLAIN, "--on", "h100", *odd, "-o", tmp_path / "odd.json")
+    assert done.returncode == 2
+    assert "--tensor-parallel: 3 GPUs do not share 4 attention heads evenly" in done.stderr
