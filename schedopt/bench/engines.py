@@ -120,8 +120,9 @@ SUITE: Final = Suite(
     title="Steps of any kind beside those of engines",
     families=(FAMILY,),
     protocol="Each training step is looked for without an engine, and for each engine alone, all "
-    "with the same limit, which counts CPU seconds of one thread, so that other work on the "
-    "machine matters little. What an engine runs, any step may be: ours should never be longer.",
+    "by one worker with the same limit, which counts CPU seconds of the process, so that other "
+    "work on the machine matters little. What an engine runs, any step may be: ours should never "
+    "be longer.",
     misses=_misses,
     well="No step of ours is longer by more than 0.2 % than the shortest of an engine.",
     tables=[

@@ -18,6 +18,7 @@ FORMATS: Final = (
     (r".*per_s|placements", ","),
     (r"goal.*|memory_level", "g"),
     (r".*_exact", "time"),
+    (r".*_ns", "ns"),
     (r".*_bytes", "bytes"),
     (r".*bubble", ".1%"),
     (r".*_s|seconds|.*ratio|.*_over_.*|.*mean|least|best|worst", ".3f"),
@@ -72,8 +73,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 def show(value: Any, form: str = "") -> str:
     """Return a value as text; what is missing (None or NaN) is empty.
 
-    The form is "time" for a fraction of nanoseconds ("none" where it is missing), "bytes", "%" for
-    a share in percent, or a format specification of Python.
+    The form is "time" for a fraction of nanoseconds ("none" where it is missing), "ns" for a number
+    of them, "bytes", "%" for a share in percent, or a format specification of Python.
     """
     if form == "time":
         return "none" if value is None else format_duration(Fraction(*value))
@@ -83,6 +84,8 @@ def show(value: Any, form: str = "") -> str:
         return value
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if form == "ns":
+        return format_duration(value)
     if form == "bytes":
         return format_bytes(value)
     if isinstance(value, Fraction):

@@ -41,6 +41,8 @@ def test_no_engine_is_ahead_of_steps_of_any_kind() -> None:
     holds(SUITE, records, "| small | a10g:1x2 | 4 |")
     ahead = [one_figure(records[0], megatron_ns=row["any_ns"] // 2)]
     assert len([*SUITE.misses(ahead)]) == 1
+    seconds = [one_figure(ahead[0], any_ns=1_500_000_000)]
+    holds(SUITE, seconds, "1.500 s")
     holds(SUITE, ahead, "small on a10g:1x2, 4 micro-batches")
 
 
