@@ -11,11 +11,13 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
+from numba.core.caching import CacheImpl
 
 from schedopt import Chain, Platform, Problem, Scope, solve
 from schedopt.solving.local_search import compilation
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
+from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.run import Run
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of
@@ -70,6 +72,22 @@ def test_where_code_is_kept_no_process_starts(started: list[Popen[bytes]], tmp_p
     entry.touch()
     one.start()
     assert started == []
+
+
+def test_where_nothing_can_be_written_each_process_compiles_for_itself(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    one = Compilation("local_search", COMPILED_WITH, "some.entry")
+    one.start()
+    assert started == []
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+
+    def add_one(number: int) -> int:
+        return number + 1
+
+    assert njit_entry(add_one)(2) == 3
 
 
 @pytest.mark.parametrize("executable", ["", "/nowhere/python"])

@@ -48,7 +48,8 @@ def compiling(clock: Clock) -> Iterator[None]:
 def code_folder(chosen: str) -> Path:
     """Return where code is kept: where the user says, next to the sources, or in the home.
 
-    It belongs to one state of all sources of the rooms in which functions are compiled.
+    It belongs to one state of all sources of the rooms in which functions are compiled. Perhaps it
+    cannot be written: then each process compiles for itself.
     """
     room = Path(__file__).parent
     sources = b"".join(
@@ -59,9 +60,11 @@ def code_folder(chosen: str) -> Path:
     name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
     if chosen:
         return Path(chosen) / name
-    if os.access(room, os.W_OK):
-        return room / "__pycache__" / name
-    return Path.home() / ".cache" / name
+    if not os.access(room, os.W_OK):
+        # Some users have no home.
+        with suppress(RuntimeError):
+            return Path.home() / ".cache" / name
+    return room / "__pycache__" / name
 
 
 class Compilation:
@@ -88,7 +91,7 @@ class Compilation:
         It goes on when this process ends, so that the next one has what is compiled.
         """
         with self._lock:
-            if self._process is None and not self.is_kept():
+            if self._process is None and not self.is_kept() and _can_keep():
                 self._process = _start(self._code())
 
     def is_under_way(self) -> bool:
@@ -163,6 +166,13 @@ COMPILATIONS: Final = {
 
 def _folder() -> Path:
     return code_folder(os.environ.get("NUMBA_CACHE_DIR", ""))
+
+
+def _can_keep() -> bool:
+    folder = _folder()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK)
 
 
 @contextmanager

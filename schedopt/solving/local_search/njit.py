@@ -60,7 +60,12 @@ def njit_entry(function: F) -> F:
 
     It runs next to others (no interpreter lock).
     """
-    return _compile(function, cache=True, forceinline=False, no_cfunc_wrapper=True)
+    options = {"forceinline": False, "no_cfunc_wrapper": True}
+    try:
+        return _compile(function, cache=True, **options)
+    except RuntimeError:
+        # There is no folder that can be written.
+        return _compile(function, **options)
 
 
 def _without_literals(find: Callable[..., Any], args: tuple[Any, ...], named: Any) -> Any:
