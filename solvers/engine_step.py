@@ -15,11 +15,13 @@ then the bound is what the step would take if no transfer were in the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from time import perf_counter
 from typing import Final
+
+import numpy as np
 
 from schedopt.account import fits
 from schedopt.engine import stage_begins
@@ -32,7 +34,7 @@ from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
 from schedopt.solving.engine_order import EngineOrder
-from schedopt.solving.engine_seeds import find_seeds
+from schedopt.solving.engine_seeds import find_seeds, start_from
 from schedopt.solving.engine_shape import RISE, EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
@@ -91,11 +93,17 @@ def solve(problem: Problem, run: Run) -> None:
             field="platform",
             way_out="Give GPUs that are alike, or leave the engine out (Scope.engine)",
         )
-    _Search(problem, run).run_all()
+    EngineSearch(problem, run).run_all()
 
 
-class _Search:
-    """The best step so far, and what may still beat it."""
+class EngineSearch:
+    """The best step so far, and what may still beat it.
+
+    Parameters
+    ----------
+    problem : Problem
+    run : Run
+    """
 
     def __init__(self, problem: Problem, run: Run) -> None:
         assert problem.scope.microbatches is not None
@@ -104,6 +112,8 @@ class _Search:
         self.count = problem.scope.microbatches
         self.seen: set[tuple[Grid, FirstLayers]] = set()
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
+        self.shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
+        self._generator = np.random.default_rng(run.seed)
         self.unseen: list[int] = []
         """What steps on grids that nobody has looked at are not shorter than, ns."""
         self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
@@ -124,25 +134,29 @@ class _Search:
         limits = [limit for limit in (self._limit, self.run.cutoff()) if limit is not None]
         return min(limits, default=None)
 
-    def run_all(self) -> None:
+    def run_all(self, others: Sequence[EngineShape] = ()) -> None:
         """Search the shapes, those first that may have the shortest steps; then refute them."""
         clock = self.run.fork(self.run.workers, SHARE_OF_SEARCH)
+        self.seed(clock.fork(clock.workers, SHARE_OF_SEEDS), others)
         shapes = self._search(clock)
         self._lay_out_pending(FIRST_PENDING)
         self._refute(shapes, self.run.fork(self.run.workers, SHARE_OF_PROOF))
         self._lay_out_pending()
         self._conclude(shapes)
 
+    def seed(self, clock: Run, others: Sequence[EngineShape] = ()) -> None:
+        """Look for good cuts near balanced ones, and near the best of shapes of another engine."""
+        start_from(others, self.shapes, clock)
+        for shape in find_seeds(self.shapes, clock, self._is_late, self._generator):
+            self._try(shape.cuts, shape.best[1])
+        self._lay_out_pending(FIRST_PENDING)
+
     def _search(self, clock: Run) -> list[EngineShape]:
         """Go from good cuts of each shape to better ones, the shape with the least bound first.
 
         Return the shapes that may still have better ones.
         """
-        shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
-        for shape in find_seeds(shapes, clock.fork(clock.workers, SHARE_OF_SEEDS), self._is_late):
-            self._try(shape.cuts, shape.best[1])
-        self._lay_out_pending(FIRST_PENDING)
-        waiting = [(shape.low, number, shape) for number, shape in enumerate(shapes)]
+        waiting = [(shape.low, number, shape) for number, shape in enumerate(self.shapes)]
         heapify(waiting)
         searched: list[EngineShape] = []
         while waiting:
@@ -172,7 +186,7 @@ class _Search:
         return left
 
     def _has_answer(self) -> bool:
-        return self.run.best() is not None or bool(self.pending) or self._limit is not None
+        return bool(self.pending) or self.limit is not None
 
     def _bounded_grids(self) -> Iterator[tuple[int, Grid]]:
         """Yield grids that may hold the weights, with what no step on them is shorter than, ns."""

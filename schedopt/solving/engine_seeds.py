@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_descent import NEVER, kick
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.run import Run
@@ -20,41 +23,48 @@ MOST_KICKS: Final = 40
 
 
 def find_seeds(
-    shapes: Sequence[EngineShape], run: Run, is_late: Callable[[int], bool]
+    shapes: Sequence[EngineShape],
+    run: Run,
+    is_late: Callable[[int], bool],
+    generator: np.random.Generator,
 ) -> Iterator[EngineShape]:
     """Yield shapes whose best cut is worth to be laid out.
 
     All balanced cuts are compared, and the shortest are improved move by move; the best ones then
     from a few random moves away, again and again (iterated local search, Lourenço et al. 2003).
+    Called again it goes on: a shape of which a good cut is known begins with that.
 
     Parameters
     ----------
     shapes : sequence of EngineShape
     run : Run
-        Says when to stop, and how to draw. The first of all is yielded whatever it says.
+        Says when to stop. The first of all is yielded whatever it says.
     is_late : callable
         Whether steps that are no shorter, ns, are of no use.
+    generator : numpy.random.Generator
+        Draws the moves.
     """
     found: list[tuple[int, int]] = []
+    improved = any(shape.is_improved for shape in shapes)
     for number, shape in enumerate(shapes):
-        if run.stopped() and found:
+        if run.stopped() and (found or improved):
             break
-        if shape.cuts.may_fit(shape.balanced):
-            found.append((shape.cuts.estimate(shape.balanced), number))
-    improved: list[tuple[int, int]] = []
-    shortest = NEVER
+        if shape.balanced_ns is not None:
+            found.append((shape.balanced_ns, number))
+    shortest = min((shape.known_ns for shape in shapes if shape.is_improved), default=NEVER)
     for estimate, number in sorted(found):
         if improved and (run.stopped() or estimate >= PROMISING * shortest):
             break
         shape = shapes[number]
+        if shape.is_improved:
+            continue
         shape.descend(shape.balanced, run.stopped)
         if not improved:
             yield shape
-        improved.append((shape.known_ns, number))
+        improved = True
         shortest = min(shortest, shape.known_ns)
-    best = [shapes[number] for _, number in sorted(improved)[:MOST_LED]]
+    best = best_of(shapes)
     yield from best
-    generator = np.random.default_rng(run.seed)
     for _ in range(MOST_KICKS):
         for shape in best:
             if run.stopped() or is_late(shape.low):
@@ -63,3 +73,35 @@ def find_seeds(
             shape.descend(kick(shape.cuts, shape.best[1], generator), run.stopped)
             if shape.known_ns < known:
                 yield shape
+
+
+def best_of(shapes: Sequence[EngineShape]) -> list[EngineShape]:
+    """Return the few shapes with the shortest steps known, the shortest first."""
+    improved = [shape for shape in shapes if shape.is_improved]
+    return sorted(improved, key=lambda shape: shape.known_ns)[:MOST_LED]
+
+
+def start_from(others: Sequence[EngineShape], shapes: Sequence[EngineShape], run: Run) -> None:
+    """Improve the best cuts of another engine, on the grids that differ least from its own."""
+    for other in others:
+        alike = [
+            shape for shape in shapes if replace(other.grid, redone=shape.grid.redone) == shape.grid
+        ]
+        same = [shape for shape in alike if shape.grid == other.grid]
+        for shape in same or alike:
+            if run.stopped():
+                return
+            shape.descend(nearest(shape.cuts, other.best[1]), run.stopped)
+
+
+def nearest(cuts: EngineCuts, begins: FirstLayers) -> FirstLayers:
+    """Return a cut near one whose stages begin elsewhere, or have no layers where they must."""
+    least = [cuts.least_places(number) for number in range(cuts.parts)]
+    at = [bisect_left(cuts.places, begin) for begin in begins]
+    for number in range(1, cuts.parts):
+        at[number] = max(at[number], at[number - 1] + least[number - 1])
+    end = len(cuts.places)
+    for number in reversed(range(cuts.parts)):
+        end -= least[number]
+        at[number] = min(at[number], end)
+    return tuple(cuts.places[place] for place in at)

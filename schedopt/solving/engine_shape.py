@@ -9,6 +9,7 @@ from typing import Final
 
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_descent import find_better, neighbours
+from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import CriticalPath
 from schedopt.solving.engine_table import RankTable, make_table
 from schedopt.solving.engine_tree import EngineTree
@@ -126,6 +127,22 @@ class EngineShape:
         """Return cuts to begin with: the best one, or where cuts are small all of them."""
         starts = sorted(dict.fromkeys(self.starts), key=self.cuts.schedule_bound)
         return starts if self.cuts.parts <= MANY_PARTS else starts[:1]
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of its cuts."""
+        return self.cuts.grid
+
+    @cached_property
+    def balanced_ns(self) -> int | None:
+        """About how long the step of the balanced cut takes, ns; None where it cannot fit."""
+        fits = self.cuts.may_fit(self.balanced)
+        return self.cuts.estimate(self.balanced) if fits else None
+
+    @property
+    def is_improved(self) -> bool:
+        """Whether a good cut is known."""
+        return self._best is not None
 
     @property
     def known_ns(self) -> int:
