@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
+import numba
 import pytest
 from numba.core.caching import CacheImpl
 
 from schedopt import Chain, Platform, Problem, Scope, solve
-from schedopt.solving.local_search import compilation
+from schedopt.solving.local_search import compilation, njit
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
-from schedopt.solving.local_search.njit import njit_entry
+from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.run import Run
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of
@@ -88,6 +90,36 @@ def test_where_nothing_can_be_written_each_process_compiles_for_itself(
         return number + 1
 
     assert njit_entry(add_one)(2) == 3
+
+
+def test_threads_that_import_side_by_side_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, ready = list[str](), threading.Barrier(2)
+
+    def note(folder: str) -> Path:
+        chosen.append(folder)
+        return Path("ours") / folder
+
+    def make() -> None:
+        ready.wait()
+        njit_kernel(lambda number: number)
+
+    plain = numba.njit
+
+    def pause(**_: object) -> Any:
+        time.sleep(0.05)
+        return plain
+
+    monkeypatch.setattr(njit, "code_folder", note)
+    monkeypatch.setattr(numba, "njit", pause)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert chosen == [before, before]
+    assert before == settings.CACHE_DIR
 
 
 @pytest.mark.parametrize("executable", ["", "/nowhere/python"])

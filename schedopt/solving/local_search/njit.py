@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 import numba
@@ -26,6 +27,8 @@ search is slower, but the same.
 """
 _CALLED: Final = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, **_UNCOUNTED}
 """Of what Python does not call. What a caller says of itself would hold for it too: see each."""
+_SETTING: Final = Lock()
+"""Held while numba's folder is ours: threads import modules side by side."""
 
 
 def njit_kernel(function: F) -> F:
@@ -75,14 +78,14 @@ def _without_literals(find: Callable[..., Any], args: tuple[Any, ...], named: An
 
 
 def _compile(function: F, **options: bool | str) -> F:
-    settings = cast(Any, numba.config)
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(code_folder(before))
-    try:
-        njit = cast(Any, numba.njit)
-        compiled = njit(nogil=True, error_model="numpy", **options)(function)
-        if not options.get("inline"):
-            compiled.get_call_template = partial(_without_literals, compiled.get_call_template)
-        return cast(F, compiled)
-    finally:
-        settings.CACHE_DIR = before
+    settings, njit = cast(Any, numba.config), cast(Any, numba.njit)
+    with _SETTING:
+        before = settings.CACHE_DIR
+        settings.CACHE_DIR = str(code_folder(before))
+        try:
+            compiled = njit(nogil=True, error_model="numpy", **options)(function)
+        finally:
+            settings.CACHE_DIR = before
+    if not options.get("inline"):
+        compiled.get_call_template = partial(_without_literals, compiled.get_call_template)
+    return cast(F, compiled)
