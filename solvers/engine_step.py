@@ -115,7 +115,7 @@ class EngineSearch:
         self.shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
         self._generator = np.random.default_rng(run.seed)
         self.unseen: list[int] = []
-        """What steps on grids that nobody has looked at are not shorter than, ns."""
+        """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
         self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
         """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
 
@@ -182,7 +182,7 @@ class EngineSearch:
                     for start in shape.best_starts():
                         self._descend(shape, start)
         left = [*searched, *(shape for *_, shape in waiting if shape.is_tabulated)]
-        self.unseen = [low for low, _, shape in waiting if not shape.is_tabulated]
+        self.unseen += [low for low, _, shape in waiting if not shape.is_tabulated]
         return left
 
     def _has_answer(self) -> bool:
@@ -269,7 +269,7 @@ class EngineSearch:
 
     def _least(self, shapes: list[EngineShape]) -> int | None:
         """Return what no step is shorter than, ns, as far as it is known; None if there is none."""
-        lengths = [shape.low for shape in shapes if shape.is_open] + self.unseen
+        lengths = [shape.low for shape in shapes if shape.is_open] + self._left_ns
         if self.open is not None:
             lengths.append(self.open)
         if (best := self.run.best()) is not None:
@@ -277,6 +277,11 @@ class EngineSearch:
         if (cutoff := self.run.cutoff()) is not None:
             lengths.append(cutoff)
         return min(lengths, default=None)
+
+    @property
+    def _left_ns(self) -> list[int]:
+        """What steps are not shorter than that were not looked at, or not laid out, ns."""
+        return [*self.unseen, *(least for least, *_ in self.pending)]
 
     @property
     def _speaks_of_all(self) -> bool:
@@ -295,7 +300,7 @@ class EngineSearch:
         if not self._speaks_of_all:
             self.run.leave_out("only the first GPUs were looked at, in the given order")
             return
-        if any(shape.is_open for shape in shapes) or not all(map(self._is_late, self.unseen)):
+        if any(shape.is_open for shape in shapes) or not all(map(self._is_late, self._left_ns)):
             self.run.leave_out("not every cut was looked at")
             return
         least = self._least(shapes)
@@ -361,8 +366,11 @@ class EngineSearch:
             least, _, cuts, begins = heappop(self.pending)
             left = self.run.remaining()
             has_time = left is None or seconds_of(self.problem, cuts.grid) < left
-            if not self._is_late(least) and (has_time or self.run.best() is None):
-                self._lay_out(cuts, begins, least)
+            if has_time or self.run.best() is None:
+                if not self._is_late(least):
+                    self._lay_out(cuts, begins, least)
+            else:
+                self.unseen.append(least)
             most = None if most is None else most - 1
 
     def _lay_out(

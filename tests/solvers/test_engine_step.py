@@ -223,6 +223,24 @@ def test_cp_sat_and_parting_prove_the_best_of_all_cuts(
             assert bound == least
 
 
+def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = (layer(1, 3, 0), layer(2, 1, 0), layer(2, 2, 0), layer(2, 3, 0))
+    problem = Problem(
+        chain=Chain(layers=layers), platform=Platform(2, 100), scope=asked("torch", 2)
+    )
+    # There is time for the first one alone.
+    monkeypatch.setattr(engine_step_solver, "QUICK_S", -1)
+    monkeypatch.setattr(engine_step_solver, "seconds_of", lambda problem, grid: 1e9)
+    run = Run(problem, time_limit=60)
+    engine_step_solver.solve(problem, run)
+    bound, least = run.bound(problem.scope), shortest(problem, "torch")
+    assert bound is not None
+    assert least is not None
+    assert bound <= least < (run.period() or 0)
+
+
 def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:
     problem = Problem(
         chain=transformer(12), platform=Platform(2, 10**6), scope=asked("megatron", 4)
