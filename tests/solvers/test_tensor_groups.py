@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from statistics import geometric_mean
 
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from schedopt import InputError, Link, Network, Node, NodeLink, Platform, Problem, check
+from schedopt import Chain, InputError, Link, Network, Node, NodeLink, Platform, Problem, check
 from schedopt.account import fits
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.problem import training_step, widest_step
+from schedopt.profile import Variant
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.replicas.layout import lay_out
@@ -20,6 +22,7 @@ from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.replicas.step_bound import least_memory
 from schedopt.stage import SHARDS
 from tests.budgets import trials
+from tests.layers import layer
 from tests.solvers.every_training_step import every_way, least_step, training_steps
 from tests.solvers.step_searches import bound_of, searched, step_data
 from tests.solvers.test_training_step import in_parts
@@ -97,6 +100,28 @@ def test_steps_in_groups_are_valid_on_nodes_too(problem: Problem, nodes: tuple[i
         )
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns >= bound
+
+
+def test_replicas_of_groups_need_not_share_what_is_sent_slowly() -> None:
+    """Their gradients may be smaller than their weights where those of single GPUs are not."""
+    alone, group = (
+        replace(
+            layer(time, time, weight=weight),
+            parameter_bytes=weight,
+            gradient_bytes=0,
+            optimizer_bytes=0,
+            update_ns=1,
+        )
+        for time, weight in ((10, 0), (1, 4))
+    )
+    chain, both = Chain(layers=(alone,)), (Variant(tensor=2, chain=Chain(layers=(group,))),)
+    platform = Platform(4, 100, bandwidth=10**9)
+    scope = replace(widest_step(chain, tensor=None), allocation="contiguous", shard="optimizer")
+    problem = training_step(chain, platform, 2, scope, both)
+    # Two groups run a micro-batch each, and then have nothing to send before their update.
+    assert least_step(problem) == 3
+    assert bound_of(problem) <= 3
+    assert solve_problem(problem, time_limit=10).period == Fraction(3, 2)
 
 
 def test_a_scope_may_forbid_large_groups() -> None:

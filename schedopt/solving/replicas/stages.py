@@ -79,7 +79,7 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
             Option(n // fold, shard, group)
             for group, tensor in enumerate(degrees)
             for n in _counts(problem, whole, fold, tensor)
-            for shard in choose(problem, n)
+            for shard in choose(problem, n, tensor)
         ]
         for choose in (_shards, _levels)
     )
@@ -116,7 +116,7 @@ def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Itera
             yield count
 
 
-def _levels(problem: Problem, replicas: int) -> Sequence[int]:
+def _levels(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     """Return what replicas may share of a stage, as far as the bound can tell it apart.
 
     Of the optimizer state a share is smaller and updated sooner, and weights go round in place of
@@ -125,18 +125,18 @@ def _levels(problem: Problem, replicas: int) -> Sequence[int]:
     most = SHARDS.index(problem.scope.shard)
     if most == 0 or replicas == 1:
         return (0,)
-    layers = problem.chain.layers
+    layers = problem.in_group(tensor).layers
     more = any((layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) for layer in layers)
     found = [0, 1] if more else [1]
     return found if most < LAYERED else [*found, most + WAITING]
 
 
-def _shards(problem: Problem, replicas: int) -> Sequence[int]:
+def _shards(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     """Return what replicas may share of a stage, and whether they wait for that.
 
     Weights that come for a backward in no time, behind a forward of none, cannot be told apart.
     """
-    levels = _levels(problem, replicas)
+    levels = _levels(problem, replicas, tensor)
     most = SHARDS.index(problem.scope.shard)
     if levels[-1] < LAYERED:
         return levels
