@@ -306,8 +306,9 @@ def _prove(step: StepData, run: Run) -> None:
         run.report_bound(Fraction(least_makespan(step, run), step.count), scope, PROOF)
         return
     memory = least_memory(step) + problem.platform.gpus[0].reserved_bytes
-    # Layers that run one by one take more where all are added up.
-    exact = problem.scope.memory == "peak" or problem.scope.shard in ("none", "optimizer")
+    # Layers that run one by one take more where all are added up, or with gradients of halves.
+    whole = problem.scope.memory == "peak" and not problem.scope.split_backward
+    exact = whole or problem.scope.shard in ("none", "optimizer")
     run.report_infeasible(
         Infeasibility(
             scope=scope,

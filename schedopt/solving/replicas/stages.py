@@ -234,7 +234,24 @@ def with_halves(step: StepData) -> StepData:
         costs=step.costs._replace(
             backward=backward,
             rest=others,
+            layered=_without_gradients(step.costs.layered),
             tail=_sums(np.diff(backward, axis=1).min(axis=0)),
+        ),
+    )
+
+
+def _without_gradients(layered: Layered) -> Layered:
+    """Return tables for backwards whose input halves run before there are gradients."""
+    layers = layered.layers
+    most = np.zeros(layered.least.shape[1:], dtype=np.int64)
+    for first in range(len(layers.gradient)):
+        rows = np.maximum.accumulate(layers.gradient[first:])
+        most[first, : len(rows)] = rows
+    return layered._replace(
+        least=layered.least - most,
+        least_redone=layered.least_redone - most,
+        layers=layers._replace(
+            weight=layers.weight - layers.gradient, gradient=np.zeros_like(layers.gradient)
         ),
     )
 
