@@ -43,6 +43,7 @@ class Clock:
         self._started: float = begin if parent is None else parent._started
         self._deadline = None if time_limit is None else begin + time_limit
         self._turn_ends: float | None = None
+        self._share = 1.0
         self._latest: float | None = None
         self._began = self._better = begin
         self._stop = threading.Event()
@@ -62,6 +63,22 @@ class Clock:
         if self._deadline is not None:
             now = self._now()
             self._turn_ends = now + (self._deadline - now) * share
+            self._share = share
+
+    def share_again(self, waited: float) -> float:
+        """Give the solver at work its share of what is left now that it has waited so many seconds.
+
+        The whole ends when it would have ended. Return by how much the turn ends later.
+        """
+        if self._parent is not None:
+            later = self._parent.share_again(waited)
+        else:
+            later = 0.0 if self._turn_ends is None else waited * (1 - self._share)
+        if self._parent is not None and self._deadline is not None:
+            self._deadline += later
+        if self._turn_ends is not None:
+            self._turn_ends += later
+        return later
 
     def extend(self, seconds: float) -> None:
         """Give the solver at work more time, also by the clocks of which this is a part.
@@ -129,6 +146,10 @@ class Clock:
         """Whether the solver at work should stop: its time is up, or somebody asked."""
         remaining = self.remaining()
         return self.stop_requested() or (remaining is not None and remaining <= 0)
+
+    def all_ended(self) -> bool:
+        """Whether the search should stop of which this is a part."""
+        return self.ended() if self._parent is None else self._parent.all_ended()
 
     def ended(self) -> bool:
         """Whether the whole search should stop."""

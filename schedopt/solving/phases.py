@@ -122,7 +122,7 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
     """Yield each phase with its share of the time that is left by then."""
     weights = [
         WEIGHTS_OF_STARTS.get(phase.solvers[0], phase.weight)
-        if _is_start(phase, phases[number + 1 :])
+        if is_start(phase, phases[number + 1 :])
         else phase.weight
         for number, phase in enumerate(phases)
     ]
@@ -132,10 +132,10 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
 
 def has_time(phase: Phase, later: Sequence[Phase], seconds: float | None) -> bool:
     """Whether a phase with so many seconds is worth them, where there is a plan."""
-    return seconds is None or seconds >= LEAST_S_OF_START or not _is_start(phase, later)
+    return seconds is None or seconds >= LEAST_S_OF_START or not is_start(phase, later)
 
 
-def _is_start(phase: Phase, later: Sequence[Phase]) -> bool:
+def is_start(phase: Phase, later: Sequence[Phase]) -> bool:
     """Whether a later phase searches as this one does, in a wider scope that is asked for."""
     return any(other.solvers[0] == phase.solvers[0] and other.tried is None for other in later)
 

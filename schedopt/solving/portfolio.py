@@ -17,9 +17,16 @@ from schedopt.proofs import Note, Outcome
 from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.incumbent import find_infeasibility
-from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.local_search.compilation import COMPILATIONS, NOT_READY
 from schedopt.solving.options import as_warm_start, check_kind, make_run, refuse_solver
-from schedopt.solving.phases import Phase, has_time, plan_phases, share_time, what_if_phases
+from schedopt.solving.phases import (
+    Phase,
+    has_time,
+    is_start,
+    plan_phases,
+    share_time,
+    what_if_phases,
+)
 from schedopt.solving.registry import load_solver
 from schedopt.solving.run import Progress, Run, no_cutoff
 from schedopt.validation import as_ratio
@@ -27,6 +34,8 @@ from schedopt.version import __version__
 
 COMPILED: Final = {"general": "local_search", "training_step": "replicas"}
 """The rooms whose compiled code solvers need first."""
+COMPILED_FOR_WHAT_IF: Final = {**COMPILED, "replicated": "replicas"}
+"""Without that of their room they are not asked what a freedom would give, which is brief."""
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
@@ -133,8 +142,13 @@ class _Portfolio:
         run = self.run
         if not phase.weight or run.work_limit is not None or run.best() is None:
             return True
+        later = self.phases[self.phases.index(phase) + 1 :]
+        room = COMPILED.get(phase.solvers[0])
+        if room is not None and COMPILATIONS[room].is_under_way() and is_start(phase, later):
+            # It would have no more than the wait.
+            return False
         run.begin(phase.solvers[0], share)
-        return has_time(phase, self.phases[self.phases.index(phase) + 1 :], run.remaining())
+        return has_time(phase, later, run.remaining())
 
     def _run(self, phase: Phase, share: float) -> None:
         """Run the solvers of a phase side by side, until nothing is left to find in its scope."""
@@ -190,6 +204,14 @@ class _Portfolio:
             return
         if run.period() == max(bound.period for bound in lower_bounds(problem, run.stopped)):
             return
+        room = COMPILED_FOR_WHAT_IF.get(phase.solvers[0])
+        if room is not None and run.work_limit is None:
+            COMPILATIONS[room].start()
+            if COMPILATIONS[room].is_under_way():
+                note = Note(Outcome.REFUSED, detail=NOT_READY)
+                missing = PhaseResult(solver=phase.solvers[0], freedom=phase.freedom, note=note)
+                self.results.append(missing)
+                return
         begin = run.clock.seconds()
         run.clock.begin_turn()
         if problem.scope.replicas != 1:

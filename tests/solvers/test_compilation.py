@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
@@ -15,7 +15,7 @@ import numba
 import pytest
 from numba.core.caching import CacheImpl
 
-from schedopt import Chain, Platform, Problem, Scope, solve
+from schedopt import Chain, Plan, Platform, Problem, Scope, solve
 from schedopt.solving.local_search import compilation, njit
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
@@ -189,7 +189,7 @@ def test_without_a_plan_it_is_waited_for_beyond_the_limit(
     assert COMPILATIONS["local_search"].wait(run, late=late)
 
 
-def test_a_search_that_waited_has_a_second_at_least_and_no_more_than_it_had(
+def test_without_a_plan_a_search_that_waited_has_a_second_but_no_more_than_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compilation, "LOADING_S", 0.1)
@@ -201,6 +201,87 @@ def test_a_search_that_waited_has_a_second_at_least_and_no_more_than_it_had(
         left = run.remaining()
         assert left is not None
         assert least <= left <= most
+
+
+class _SlowCompiler:
+    """A process that compiles for so many seconds of a clock that moves when it is asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def poll(self) -> int | None:
+        self.now += 0.25
+        return 0 if self.now >= self.seconds else None
+
+
+@pytest.fixture
+def ready_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Compilation]:
+    """Return what makes a compilation that takes so long, and a clock that shows it at once."""
+
+    def make(seconds: float) -> Compilation:
+        one, slow = Compilation("local_search", COMPILED_WITH, "some.entry"), _SlowCompiler(seconds)
+        monkeypatch.setattr(compilation, "sleep", lambda _: None)
+        monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: slow.now)
+        monkeypatch.setattr(one, "_process", slow)
+        monkeypatch.setattr(one, "compile_here", lambda: None)
+        return one
+
+    return make
+
+
+def run_with_plan(plan: Plan) -> Run:
+    """Return a run of 20 s that has a plan, in a fork of a phase that has a fifth of them."""
+    whole = Run(PROBLEM, time_limit=20)
+    whole.report(plan)
+    whole.begin("general", 1 / 5)
+    return whole
+
+
+@pytest.mark.parametrize("as_fork", [True, False])
+def test_the_wait_is_no_part_of_the_turn_of_a_search(
+    as_fork: bool, ready_after: Callable[[float], Compilation]
+) -> None:
+    plan = plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split"))
+    one = ready_after(10)
+    whole = run_with_plan(plan)
+    part = whole.fork(1, 1.0) if as_fork else whole
+    assert one.wait(part, late=True)
+    # A fifth of the 10 s that are left; and the limit is where it was.
+    assert part.remaining() == pytest.approx(2)
+    whole.clock.begin_turn()
+    assert whole.remaining() == pytest.approx(10)
+
+
+def test_a_search_that_is_not_ready_in_time_ends_at_the_limit_and_says_so(
+    ready_after: Callable[[float], Compilation],
+) -> None:
+    plan = plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split"))
+    one = ready_after(60)
+    whole = run_with_plan(plan)
+    assert not one.wait(whole.fork(1, 1.0), late=True)
+    assert whole.clock.seconds() == pytest.approx(20, abs=0.5)
+    fork = whole.fork(1, 1.0)
+    assert not one.wait(fork, late=True)
+    assert fork.events.left_out == compilation.NOT_READY
+
+
+def test_a_start_and_a_freedom_not_asked_for_do_not_wait_for_the_compiler(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in COMPILATIONS:
+        never_kept = Compilation(room, COMPILATIONS[room].compile_all, "some.entry")
+        monkeypatch.setitem(COMPILATIONS, room, never_kept)
+    # Too many layers for what runs beside the search to prove in time that nothing is better.
+    forward = tuple((7 * number**2 % 11 + 3) * 10**6 for number in range(12))
+    chain = Chain(layers=tuple(layer(f, 2 * f, 4, weight=1, sent=1) for f in forward))
+    scope = Scope(allocation="general", max_k=2)
+    result = solve(chain, Platform(4, 30, bandwidth=10**6), scope=scope, time_limit=1, workers=2)
+    assert result.plan is not None
+    assert len(started) >= 1
+    assert all(process.poll() is None for process in started)
+    notes = {(each.solver, each.freedom): str(each.note) for each in result.ladder}
+    assert ("general", "") not in notes
+    assert compilation.NOT_READY in notes["general", "k up to 2"]
 
 
 def test_a_step_is_there_before_its_search_is_compiled(

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 LOADING_S: Final = 2.0
 """What was compiled before takes less."""
 LEAST_S: Final = 1.0
-"""Of the search, when it had to be compiled."""
+"""Of the search that had to be compiled, where there is no plan before it."""
+NOT_READY: Final = "the search was still being compiled, once on a machine: the next solve has it"
+"""What is said where time was up before."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 COMPILED_ROOMS: Final = ("local_search", "replicas")
@@ -106,30 +108,38 @@ class Compilation:
     def wait(self, run: Run, *, late: bool) -> bool:
         """Wait until all is compiled and loaded; False if there is no need to, or asked to stop.
 
-        Of the time that the run had for the search at least `LEAST_S` are left for it then, in
-        addition to the limit if need be. `late`: time may even be up; else it may be only where
-        there is no plan yet.
+        What is waited for counts for all solvers alike: this one then has its share of what is
+        left. The limit is kept where there is a plan; where there is none yet, the wait may go on
+        beyond it, and the search has `LEAST_S` at most then. `late`: time may be up for the solver
+        at work, but not for the whole search.
         """
         clock = run.clock
         begin, had = clock.seconds(), clock.remaining()
 
         def goes_on() -> bool:
-            answered = not late and run.best() is not None and clock.stopped()
+            over = clock.all_ended() if late else clock.stopped()
+            answered = run.best() is not None and over
             return not (answered or clock.stop_requested() or run.settled())
 
         while self.is_under_way() and goes_on():
             sleep(POLL_S)
-        if not goes_on():
+        loaded = goes_on()
+        if loaded:
+            thread = threading.Thread(target=self.compile_here, daemon=True)
+            thread.start()
+            while thread.is_alive() and goes_on():
+                thread.join(POLL_S)
+            loaded = not thread.is_alive() and goes_on()
+        if not loaded:
+            if not run.settled():
+                run.leave_out(NOT_READY)
             return False
-        thread = threading.Thread(target=self.compile_here, daemon=True)
-        thread.start()
-        while thread.is_alive() and goes_on():
-            thread.join(POLL_S)
-        if thread.is_alive() or not goes_on():
-            return False
-        left = clock.remaining()
-        if had is not None and left is not None and clock.seconds() - begin > LOADING_S:
-            clock.extend(max(0.0, min(had, LEAST_S) - left))
+        waited = clock.seconds() - begin
+        if had is not None and waited > LOADING_S:
+            clock.share_again(waited)
+            left = clock.remaining()
+            if left is not None and run.best() is None:
+                clock.extend(max(0.0, min(had, LEAST_S) - left))
         return True
 
     def compile_here(self) -> None:
