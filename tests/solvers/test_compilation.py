@@ -20,6 +20,7 @@ from schedopt.solving.local_search import compilation, njit
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.replicas.layered import choose_redone, fill_tables
 from schedopt.solving.run import Run
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of
@@ -137,6 +138,13 @@ def test_without_an_interpreter_nothing_is_compiled_beside(
 def test_the_file_that_says_that_code_is_kept_is_the_one_that_numba_writes(room: str) -> None:
     assert COMPILATIONS[room].wait(Run(PROBLEM), late=True)
     assert COMPILATIONS[room].is_kept()
+
+
+def test_what_only_larger_steps_call_is_compiled_as_well() -> None:
+    COMPILATIONS["replicas"].compile_here()
+    entries: tuple[Any, ...] = (fill_tables, choose_redone)
+    for entry in entries:
+        assert entry.signatures
 
 
 def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(

@@ -15,6 +15,7 @@ from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.labels import label_stages
+from schedopt.solving.replicas.layered import choose_redone
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
@@ -47,9 +48,11 @@ def compile_step_search() -> StepData:
         activation_bytes=0,
         parameter_bytes=0,
         gradient_bytes=0,
+        optimizer_bytes=0,
     )
     chain, platform = Chain(layers=(layer, layer)), Platform(2, 9, bandwidth=1)
-    problem = training_step(chain, platform, 2, Scope(replicas=None, recompute=True))
+    scope = Scope(replicas=None, shard="parameter", recompute=True)
+    problem = training_step(chain, platform, 2, scope)
     step = read_step(problem)
     assert step is not None
     run = Run(problem)
@@ -57,6 +60,8 @@ def compile_step_search() -> StepData:
     for candidate in search.improve():
         search.candidates.orders(candidate)
     least_makespan(step, run)
+    # What two layers need not choose, larger chains do.
+    choose_redone(step.costs.layered.layers, 0, 1, 1, 0, 1, step.machine.room)
     return step
 
 
