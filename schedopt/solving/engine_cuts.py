@@ -281,9 +281,8 @@ class EngineCuts:
 
     def longest_step(self) -> int:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""
-        sizes = [layer.activation_bytes for layer in self.chain.layers]
-        # Empty stages send the same once more.
-        sent = (self.parts - 1) * self.problem.platform.longest_transfer_ns(max(sizes))
+        # Empty stages send the same once more. Shares of a tensor group are rounded up.
+        sent = (self.parts - 1) * int(self.sent.max())
         work = max(row[-1] for row in self.work) + self.redone.most_ns
         last = 0
         if self.exchange is not None:
