@@ -64,6 +64,8 @@ def report_engine_steps(problem: Problem, run: Run, most_s: float | None = None)
         all_engines.clock.shorten(max(0.0, left - most_s))
     searches: list[EngineSearch] = []
     for engine in _engines(problem):
+        if run.stopped() or run.settled():
+            return
         inner = _ask_engine(problem, engine)
         part = all_engines.subrun(inner, 1.0, longest)
         part.cutoff = lambda: _length_ns(problem, run)
