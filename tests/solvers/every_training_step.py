@@ -366,10 +366,14 @@ class _Step:
     def _split(
         self, number: int, i: int, behind: cp_model.LinearExprT
     ) -> tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]:
-        """Return start and end of I, and the end of W, which keep and need nothing in between."""
+        """Return start and end of I, and the end of W, which keep nothing in between."""
         stage, gpu = self.stages[number], self._gpu(number, i)
-        start, done, _ = self._run(stage.total("backward_input_ns"), behind, gpu)
-        return start, done, self._run(stage.total("backward_weight_ns"), done, gpu)[1]
+        start, done, inputs = self._run(stage.total("backward_input_ns"), behind, gpu)
+        _, whole, weights = self._run(stage.total("backward_weight_ns"), done, gpu)
+        _, _, workspace = [*stage.operations][2]
+        if workspace:
+            self.held[gpu] += [(inputs, workspace), (weights, workspace)]
+        return start, done, whole
 
     def _with_copies(self, number: int) -> list[int]:
         """Return the other stage that has a copy of what this one has: the first or the last."""
