@@ -147,7 +147,13 @@ class EngineSearch:
     def seed(self, clock: Run, others: Sequence[EngineShape] = ()) -> None:
         """Look for good cuts near balanced ones, and near the best of shapes of another engine."""
         start_from(others, self.shapes, clock)
+        waiting: list[EngineShape] = []
         for shape in find_seeds(self.shapes, clock, self._is_late, self._generator):
+            if self.limit is None:
+                self._try(shape.cuts, shape.best[1])
+            waiting.append(shape)
+        # Behind a shorter one the others need not be laid out.
+        for shape in sorted(waiting, key=lambda shape: shape.known_ns):
             self._try(shape.cuts, shape.best[1])
         self._lay_out_pending(FIRST_PENDING)
 

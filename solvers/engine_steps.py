@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,10 +12,11 @@ from schedopt.engine import Engine
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.engine_step import EngineSearch
+from schedopt.solving.clock import Clock
 from schedopt.solving.engine_descent import NEVER
 from schedopt.solving.engine_seeds import best_of
 from schedopt.solving.engine_shape import EngineShape
-from schedopt.solving.run import Run
+from schedopt.solving.run import Run, no_cutoff
 from schedopt.stage import SHARDS
 from schedopt.systems.list_scheduler import TooManyTasks
 from schedopt.transformer_blocks import find_blocks
@@ -23,7 +24,7 @@ from schedopt.transformer_blocks import find_blocks
 SHARE: Final = 0.9
 """Of the time that is left, for all engines."""
 SHARE_OF_SEEDS: Final = 0.25
-"""Of that, for the first good cuts of each engine."""
+"""Of that, for the first good cuts of all of them."""
 SHARE_OF_BEST: Final = 0.75
 """Of what is left then, for the engine with the shortest step; the rest is for the other one."""
 LEAST_S: Final = 10.0
@@ -49,42 +50,84 @@ def engine_steps_beside(problem: Problem, run: Run) -> Iterator[Run]:
     task.result()
 
 
-def report_engine_steps(problem: Problem, run: Run, most_s: float | None = None) -> None:
-    """Report the best steps that engines can run, as far as they are shorter than what is known.
+def report_engine_steps(problem: Problem, run: Run) -> None:
+    """Report the best steps that engines can run, as far as they are shorter than what is known."""
+    steps = EngineSteps(problem, run)
+    steps.seed()
+    steps.improve()
 
-    Engines begin from the good cuts of each other, and the one with the shortest step goes on
-    first. In so many seconds at most, if `most_s` says so.
+
+class EngineSteps:
+    """The best steps that engines can run, as far as they are shorter than what is known.
+
+    Parameters
+    ----------
+    problem : Problem
+    run : Run
+    cutoff : callable, optional
+        See `Run`: what is known beside the best plan of the run.
     """
-    if len(set(problem.platform.gpus)) > 1:
-        return
-    longest = max(LEAST_S, run.clock.seconds()) if run.remaining() is None else None
-    all_engines = run.fork(run.workers, SHARE)
-    left = all_engines.remaining()
-    if left is not None and most_s is not None:
-        all_engines.clock.shorten(max(0.0, left - most_s))
-    searches: list[EngineSearch] = []
-    for engine in _engines(problem):
-        if run.stopped() or run.settled():
+
+    def __init__(
+        self, problem: Problem, run: Run, cutoff: Callable[[], int | None] = no_cutoff
+    ) -> None:
+        self.problem, self.run, self._cutoff = problem, run, cutoff
+        self.searches: list[EngineSearch] = []
+
+    def seed(self, most_s: float | None = None) -> None:
+        """Look for first good cuts on the grids of each engine, in so many seconds at most."""
+        if len(set(self.problem.platform.gpus)) > 1:
             return
-        inner = _ask_engine(problem, engine)
-        part = all_engines.subrun(inner, 1.0, longest)
-        part.cutoff = lambda: _length_ns(problem, run)
-        part.begin("engine_step")
-        search = EngineSearch(inner, part)
-        with suppress(TooManyTasks):
-            search.seed(part.fork(part.workers, SHARE_OF_SEEDS), _best_of(searches))
-        _report_best(search, run)
-        searches.append(search)
-    searches.sort(key=_shortest_ns)
-    for number, search in enumerate(searches):
-        if run.stopped() or run.settled():
-            return
-        others = _best_of(other for other in searches if other is not search)
-        share = SHARE_OF_BEST if number < len(searches) - 1 else 1.0
-        search.run.clock = all_engines.clock.fork(share, longest)
-        with suppress(TooManyTasks):
-            search.run_all(others)
-        _report_best(search, run)
+        clock = self._clock(SHARE * SHARE_OF_SEEDS, most_s)
+        engines = _engines(self.problem)
+        for number, engine in enumerate(engines):
+            if self.run.stopped() or self.run.settled():
+                return
+            inner = _ask_engine(self.problem, engine)
+            part = self.run.subrun(inner, 1.0)
+            part.cutoff = self._length_ns
+            part.begin("engine_step")
+            search = EngineSearch(inner, part)
+            seeds = part.fork(part.workers, 1.0)
+            seeds.clock = clock.fork(1 / (len(engines) - number))
+            with suppress(TooManyTasks):
+                search.seed(seeds, _best_of(self.searches))
+            _report_best(search, self.run)
+            self.searches.append(search)
+
+    def improve(self, most_s: float | None = None) -> None:
+        """Look for better ones, in so many seconds at most.
+
+        Engines begin from the good cuts of each other, and the one with the shortest step goes on
+        first.
+        """
+        clock = self._clock(SHARE, most_s)
+        searches = sorted(self.searches, key=_shortest_ns)
+        for number, search in enumerate(searches):
+            if self.run.stopped() or self.run.settled():
+                return
+            others = _best_of(other for other in searches if other is not search)
+            share = SHARE_OF_BEST if number < len(searches) - 1 else 1.0
+            search.run.clock = clock.fork(share)
+            with suppress(TooManyTasks):
+                search.run_all(others)
+            _report_best(search, self.run)
+
+    def shortest_ns(self) -> int:
+        """Return the shortest step known of any engine, ns, laid out or not."""
+        return min(map(_shortest_ns, self.searches), default=NEVER)
+
+    def _clock(self, share: float, most_s: float | None) -> Clock:
+        clock = self.run.clock
+        if clock.remaining() is None:
+            return clock.fork(1.0, share * max(LEAST_S, clock.seconds()))
+        return clock.fork(share, most_s)
+
+    def _length_ns(self) -> int | None:
+        """Return from which length on a step is of no use, ns."""
+        best, other = self.run.best(), self._cutoff()
+        known = [] if best is None else [best.pattern.period_total_ns]
+        return min([*known, *([] if other is None else [other])], default=None)
 
 
 def _best_of(searches: Iterable[EngineSearch]) -> list[EngineShape]:
@@ -114,9 +157,3 @@ def _ask_engine(problem: Problem, engine: Engine) -> Problem:
     scope = problem.scope
     shard = min(scope.shard, MOST_SHARED, key=SHARDS.index)
     return replace(problem, scope=replace(scope, engine=engine, shard=shard, split_backward=False))
-
-
-def _length_ns(problem: Problem, run: Run) -> int | None:
-    """Return the length of the best step so far, ns."""
-    best = run.best()
-    return None if best is None else best.pattern.period_total_ns

@@ -26,13 +26,16 @@ WHOLE: Final[dict[str, Shard]] = {
 }
 """Systems in which each GPU runs the whole chain, with what they share of its state."""
 PIPELINES: Final = (
-    "one_f_one_b_flush",
     "interleaved",
     "chimera",
     "zero_bubble",
+    "one_f_one_b_flush",
     "gpipe",
 )
-"""Systems in which each GPU runs a part of the chain, all for the same micro-batches."""
+"""Systems in which each GPU runs a part of the chain, all for the same micro-batches.
+
+The search for contiguous stages begins with those of the last ones.
+"""
 SHARED: Final[dict[Shard, tuple[str, ...]]] = {
     "none": (),
     "optimizer": ("optimizer_bytes",),
@@ -76,20 +79,11 @@ def _needed_s(problem: Problem, name: str) -> float:
     layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
     count = problem.scope.microbatches or 1
     if name in PIPELINES:
-        return OPERATION_S * count * 4 * gpus
+        return OPERATION_S * count * 2 * gpus
     # Layer by layer: operations, what goes home or comes for each, and rings, whose transfers
     # take half as long.
     sent = {"gradient": gpus, "parameter": 3 * gpus}.get(WHOLE[name], 0)
     return OPERATION_S * layers * (count * (2 + sent) + gpus**2)
-
-
-def published_s(problem: Problem) -> float:
-    """Return how long the pipelines and two of the other systems take, about, seconds.
-
-    Those two are most often the shortest where all layers fit on a GPU.
-    """
-    whole = [name for name in ("zero_1", "dp_by_layer") if _is_allowed(problem, name)]
-    return sum(_needed_s(problem, name) for name in (*PIPELINES, *whole))
 
 
 def _is_allowed(problem: Problem, name: str) -> bool:

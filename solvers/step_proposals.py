@@ -17,16 +17,30 @@ from schedopt.stage import Stage
 
 PLANNERS: Final = ("pipedream", "piper", "alpa")
 """Partitioners that choose replicas, whose stages the search starts from."""
+STAGE_S: Final = 3e-5
+"""What a planner takes for each stage that it looks at, about, at most."""
+LEAST_S: Final = 0.5
+"""What planners may take however little time there is."""
 
 
 def propose_stages(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int] | None]]:
-    """Yield the stages of steady states, as deep as they fill them, and those that others choose.
+    """Yield all stages that no search should be behind: of grids, steady states, and planners.
 
-    Without a depth they are filled as 1F1B does. What takes longest to choose comes last.
+    Steady states say how deep they fill them. Without a depth they are filled as 1F1B does. What
+    takes longest to choose comes last, and planners that would take longer than there is time
+    are left out.
     """
     from schedopt.solvers.replicated import propose as propose_steady
 
+    for grid in propose_grids(problem):
+        yield grid, None
     yield from propose_steady(problem, run)
+    left, stages = (
+        run.remaining(),
+        len(problem.replica_counts) * len(problem.chain.layers) ** 2 // 2,
+    )
+    if left is not None and STAGE_S * stages > max(left, LEAST_S):
+        return
     for planner in PLANNERS:
         with suppress(NoPartition):
             yield load_partitioner(planner)(problem), None

@@ -9,57 +9,51 @@ out with every transfer of their collectives. The same programme bounds all such
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import inf
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from schedopt.account import traffic
 from schedopt.bounds.scopes import contiguous
 from schedopt.errors import InputError
-from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
-from schedopt.solvers.engine_steps import engine_steps_beside, report_engine_steps
+from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
-from schedopt.solvers.published_steps import published_s, report_published
-from schedopt.solvers.step_proposals import propose_grids, propose_stages
+from schedopt.solvers.published_steps import report_published
+from schedopt.solvers.step_proposals import propose_stages
+from schedopt.solvers.step_reports import StepReports, report_valid
 from schedopt.solving.local_search.compilation import COMPILATIONS
-from schedopt.solving.replicas.arrays import CLOSE, LAYERED
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
-from schedopt.stage import Stage
-from schedopt.systems.list_scheduler import TooManyTasks
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
-    from schedopt.solving.replicas.candidates import Candidate
-    from schedopt.solving.replicas.search import StepSearch
 
 SHARE: Final = 0.9
-"""Of the time, for the search over contiguous stages."""
+"""Of the time, for better contiguous stages."""
+FIRST_SHARE: Final = 0.5
+"""Of the time, for the first contiguous stages, before steps of other kinds are looked at."""
+SHARE_OF_SEEDS: Final = 0.25
+"""Of what is left then, for the first cuts on the grids of engines."""
 MOST_OF_OTHERS: Final = 0.3
 """Of the time, for the steps of published systems."""
 SHARE_OF_ENGINES: Final = 0.5
-"""Of the time of a single worker, for the steps that engines can run."""
+"""Of the time of a single worker, for better steps of engines, where those are ahead."""
+SHARE_BEHIND: Final = 1 / 7
+"""Of that time, where they are not."""
 SHARE_BEFORE_OTHERS: Final = 0.5
 """Of that, where stages may lie anywhere, unless it still finds better ones."""
 SHARE_OF_LESS: Final = 0.5
 """Of that, for stages that share the optimizer state at most, where they may share more."""
+NEAR: Final = 1.01
+"""Over the best step, up to which one that an engine can run is ahead."""
 FIRST_S: Final = 5.0
 """For a first answer while what searches is compiled."""
-REST: Final = 4
-"""How much longer than it takes to lay a step out the search goes on before the next one is.
-
-So much longer it must be able to go on then, too, or only the last one is laid out.
-"""
-MOST_KEPT: Final = 0.75
-"""Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
 
 
@@ -99,44 +93,68 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         if alike:
             narrow = replace(problem, scope=replace(scope, allocation="contiguous"))
             for plan in propose_folds(narrow, run, longest=FIRST_S):
-                _report_valid(plan, run)
+                report_valid(plan, run)
     if anywhere:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step, search, engines_s = read_step(problem), None, None
-    if engines and anywhere and (left := run.remaining()) is not None:
-        # Stages anywhere are searched behind them.
-        engines_s = SHARE_OF_ENGINES * left
+    step, fold = read_step(problem), find_fold(problem)
+    searches: list[StepReports] = []
+    cutoff = partial(_least_ns, problem, searches)
+    own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
         _prove(with_halves(step), run)
-        if fits(step):
-            fold = find_fold(problem)
-            part = run.fork(run.workers, SHARE)
-            left = run.remaining()
-            if left is not None:
-                part.clock.shorten(min(published_s(problem), MOST_OF_OTHERS * left))
-                part.clock.shorten(engines * SHARE_OF_ENGINES * left)
-            others = anywhere and fold == 1 and _has_time_for_others(problem, part)
-            if not _search_parts(problem, fold, part):
-                enough = SHARE_BEFORE_OTHERS if others else None
-                search = _search_contiguous(step, part, enough)
-    if engines:
-        report_engine_steps(problem, run, engines_s)
-    report_published(problem, run)
+        if fits(step) and not _search_parts(problem, fold, run, engines=engines):
+            searches += _begin(step, run)
+    if own is not None:
+        own.seed(_seeds_s(searches, run))
+    for one in searches:
+        one.lay_out_best()
+    report_published(problem, run.fork(run.workers, MOST_OF_OTHERS))
+    engines_s = None if own is None else _engines_s(own, run)
+    part = run.fork(run.workers, SHARE)
+    part.clock.shorten(engines_s or 0.0)
+    others = anywhere and fold == 1 and _has_time_for_others(problem, part)
+    _improve(searches, part, SHARE_BEFORE_OTHERS if others else None)
+    if own is not None:
+        own.improve(engines_s)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):
-            _report_valid(plan, run)
-    if search is not None and not (search.is_through or run.stopped()):
+            report_valid(plan, run)
+    if not (all(one.search.is_through for one in searches) or run.stopped()):
         # What others did not need.
-        search.resume(run.fork(run.workers, 1.0))
-        _report_steps(search, run)
+        _improve(searches[-1:], run.fork(run.workers, 1.0), None)
+
+
+def _least_ns(problem: Problem, searches: Sequence[StepReports]) -> int | None:
+    """Return the best contiguous step, ns, laid out or not; None where links may lengthen it."""
+    if not problem.platform.uniform:
+        return None
+    found = (one.search.candidates.best for one in searches)
+    return min((best[0].makespan_ns for best in found if best), default=None)
+
+
+def _seeds_s(searches: Sequence[StepReports], run: Run) -> float | None:
+    """Return how many seconds are for first steps of engines, before others are laid out."""
+    left = run.remaining()
+    if left is None:
+        return None
+    return max(0.0, min(SHARE_OF_SEEDS * left, left - sum(one.needed_s for one in searches)))
+
+
+def _engines_s(engines: EngineSteps, run: Run) -> float | None:
+    """Return how many seconds of those left are for better steps of engines."""
+    best, left = run.best(), run.remaining()
+    if left is None:
+        return None
+    ahead = best is None or engines.shortest_ns() <= NEAR * best.pattern.period_total_ns
+    return (SHARE_OF_ENGINES if ahead else SHARE_BEHIND) * max(0.0, left)
 
 
 def _report_first(problem: Problem, run: Run) -> None:
     """Report the step of a grid, which takes no search."""
     for plan in propose_steps(problem, run.remaining()):
-        _report_valid(plan, run)
+        report_valid(plan, run)
         if run.best() is not None or run.stopped():
             return
 
@@ -152,7 +170,7 @@ def _has_time_for_others(problem: Problem, run: Run) -> bool:
     return any(most > len(folds) * needed_s(problem, fold) for fold in folds)
 
 
-def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
+def _search_parts(problem: Problem, fold: int, run: Run, *, engines: bool) -> bool:
     """Search one part of a fold that stands for all, where the whole job is large.
 
     Return whether some stages were found so.
@@ -163,8 +181,13 @@ def _search_parts(problem: Problem, fold: int, run: Run) -> bool:
     step = read_step(problem, fold) if fold > 1 else None
     if step is None or not step.replicas:
         return False
-    search = StepSearch(step, run, enough_ns=_enough_ns(problem, run))
-    _report_steps(search, run)
+    part, left = run.fork(run.workers, SHARE), run.remaining()
+    if left is not None:
+        part.clock.shorten(engines * SHARE_OF_ENGINES * left)
+    search = StepSearch(step, part, enough_ns=_enough_ns(problem, run))
+    reports = StepReports(search, run)
+    reports.follow(search.improve())
+    reports.lay_out_best()
     return bool(search.candidates.best)
 
 
@@ -179,8 +202,8 @@ def _enough_ns(problem: Problem, run: Run) -> int:
     return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
 
 
-def _search_contiguous(step: StepData, run: Run, enough: float | None) -> StepSearch:
-    """Search contiguous stages, from those on that others choose; return the search.
+def _begin(step: StepData, run: Run) -> list[StepReports]:
+    """Begin to search contiguous stages, from those on that others choose; the last is the widest.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most.
     """
@@ -188,86 +211,34 @@ def _search_contiguous(step: StepData, run: Run, enough: float | None) -> StepSe
     from schedopt.solving.replicas.stages import read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    problem = step.problem
-    search = StepSearch(
-        step,
-        run,
-        enough=enough,
-        proposals=propose_stages(problem, run),
-        enough_ns=_enough_ns(problem, run),
-    )
+    problem, part, left = step.problem, run.fork(run.workers, FIRST_SHARE), run.remaining()
+    enough_ns, narrower = _enough_ns(problem, run), []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
-            lighter = StepSearch(less, run.fork(run.workers, SHARE_OF_LESS))
-            _report_steps(lighter, run)
-            search.candidates.take(lighter.candidates)
-    for stages in propose_grids(problem):
-        search.start(stages)
-    _report_steps(search, run)
-    return search
+            lighter = StepSearch(less, part.fork(run.workers, SHARE_OF_LESS))
+            narrower.append(StepReports(lighter, run))
+    proposals = propose_stages(problem, run)
+    widest = StepSearch(step, part, proposals=proposals, enough_ns=enough_ns)
+    searches = [*narrower, StepReports(widest, run)]
+    for one in searches:
+        one.follow(one.search.begin(), (1 - FIRST_SHARE) * max(0.0, left or 0.0))
+        widest.candidates.take(one.search.candidates)
+    return searches
 
 
-def _report_steps(search: StepSearch, run: Run) -> None:
-    """Lay out and report the best candidates, not all of them where that takes long.
+def _improve(searches: Sequence[StepReports], run: Run, enough: float | None) -> None:
+    """Go on with searches for contiguous stages, the last of which is the widest.
 
-    Time for the last one is kept, but not all that there is.
+    Without others behind it takes all time that is left, and else `enough` of it: see `StepSearch`.
     """
-    clock, each, kept, ended = search.run.clock, OPERATION_S, 0.0, -inf
-    whole = clock.remaining()
-    most = inf if whole is None else MOST_KEPT * max(0.0, whole)
-    for candidate in search.improve():
-        operations = _count_operations(search.step, candidate)
-        needed, began = each * operations, clock.seconds()
-        clock.shorten(min(most, needed) - kept)
-        kept, left = min(most, needed), clock.remaining()
-        if began - ended < REST * needed or (left is not None and left < (REST - 1) * needed):
-            continue
-        _report_candidate(search, candidate, run)
-        ended = clock.seconds()
-        each = (ended - began) / operations
-        clock.shorten(min(most, ended - began) - kept)
-        kept = min(most, ended - began)
-    clock.shorten(-kept)
-    _report_others(search, run, kept)
-
-
-def _count_operations(step: StepData, candidate: Candidate) -> int:
-    """Return how many operations the plan of a candidate has, about.
-
-    Where a stage runs layer by layer each layer has its own, and each comes with transfers of
-    weights and gradients from and to all replicas.
-    """
-    return step.count * sum(
-        (2 + bool(again.runs))
-        * ((stage.end - stage.first) * stage.replicas if stage.shard >= LAYERED else 1)
-        for stage, again in zip(candidate.stages, candidate.recompute, strict=True)
-    )
-
-
-def _report_others(search: StepSearch, run: Run, each_s: float) -> None:
-    """Report candidates that may be shorter: nodes share links, which the search leaves out.
-
-    All but the first one only where there is time for them.
-    """
-    step, candidates, clock = search.step, search.candidates, search.run.clock
-    for number, candidate in enumerate(candidates.best):
-        left = clock.remaining()
-        if number and (clock.stopped() or (left is not None and left < each_s)):
-            return
-        best = run.period()
-        if best is None or candidate.makespan_ns < best * (step.problem.scope.microbatches or 1):
-            _report_candidate(search, candidate, run)
-
-
-def _report_candidate(search: StepSearch, candidate: Candidate, run: Run) -> None:
-    """Lay a candidate out and report it; one with too many transfers is left out."""
-    orders = search.candidates.orders(candidate)
-    with suppress(TooManyTasks):
-        if search.step.problem.scope.split_backward:
-            # What a weight half needs may have no room.
-            _report_valid(lay_out(search.step, candidate, orders, split=True), run)
-        _report(lay_out(search.step, candidate, orders), run)
+    for number, one in enumerate(searches, 1):
+        last = number == len(searches)
+        own = run if last else run.fork(run.workers, SHARE_OF_LESS)
+        one.search.resume(own, enough if last else None)
+        one.follow(one.search.improve())
+        searches[-1].search.candidates.take(one.search.candidates)
+        one.lay_out_best()
 
 
 def _refuse_unsupported(problem: Problem) -> None:
@@ -318,45 +289,3 @@ def _prove(step: StepData, run: Run) -> None:
             gpu=0,
         )
     )
-
-
-def _report(plan: Plan, run: Run) -> None:
-    """Report a step of ours, if it is of use.
-
-    Where a stage takes no time, all its micro-batches may lie there at one instant, which the
-    search does not see, nor that in the reading *sum* all layers of a stage that runs layer by
-    layer have copies at once; such a step is left out if it does not fit.
-    """
-    if any(_is_instant(plan, stage) or _is_added_up(plan, stage) for stage in plan.stages):
-        _report_valid(plan, run)
-    elif _is_of_use(plan, run):
-        run.report(plan)
-
-
-def _report_valid(plan: Plan, run: Run) -> None:
-    """Report a step, if it is of use and valid."""
-    if _is_of_use(plan, run):
-        run.report_if_valid(plan)
-
-
-def _is_of_use(plan: Plan, run: Run) -> bool:
-    """Whether a step is as short as was asked for.
-
-    One that sends more than the best must be shorter by more than 0.1 %.
-    """
-    asked, best = plan.scope.period_ns, run.best()
-    if asked is not None and plan.pattern.period > asked:
-        return False
-    if best is None or CLOSE * plan.pattern.period <= (CLOSE - 1) * best.pattern.period:
-        return True
-    sent, least = (sum(traffic(one).values()) for one in (plan, best))
-    return sent <= least
-
-
-def _is_added_up(plan: Plan, stage: Stage) -> bool:
-    return plan.scope.memory == "sum" and stage.shard in ("gradient", "parameter")
-
-
-def _is_instant(plan: Plan, stage: Stage) -> bool:
-    layers = plan.costs.layers[stage.first : stage.last + 1]
-    return not any(layer.forward_ns or layer.backward_ns for layer in layers)

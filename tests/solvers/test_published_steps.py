@@ -13,10 +13,16 @@ from hypothesis import given
 
 from schedopt import Chain, InputError, Plan, Problem, Result
 from schedopt.bench.hybrid import ask, memory_at
+from schedopt.bench.planners import PLANNERS, score_all
 from schedopt.scope import Allocation
+from schedopt.solvers import training_step
 from schedopt.solvers.published_steps import PIPELINES, WHOLE
 from schedopt.solving import solve_problem
+from schedopt.solving.clock import Clock
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.replicas.arrays import CLOSE
+from schedopt.solving.replicas.stages import read_step
+from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
@@ -78,3 +84,23 @@ def test_stages_anywhere_are_never_longer_than_contiguous_ones(problem: Problem)
     if contiguous.period is not None:
         assert anywhere.period is not None
         assert anywhere.period <= contiguous.period
+
+
+@pytest.mark.parametrize(("name", "gpus", "level"), [("resnet50", 4, "tight")])
+def test_next_to_no_time_is_enough_for_what_planners_and_grids_choose(
+    name: str, gpus: int, level: str
+) -> None:
+    chain = Chain.load(INSTANCES / f"{name}.json")
+    problem = ask(chain, gpus, memory_at(chain, gpus, level))
+    step = read_step(problem)
+    assert step is not None
+    others = [score_all(step, choose(problem)).best_ns for choose in PLANNERS.values()]
+    for allocation in ALLOCATIONS:
+        run = Run(replace(problem, scope=replace(problem.scope, allocation=allocation)))
+        run.clock = Clock(1e-9)
+        training_step.solve(problem, run)
+        best = run.best()
+        assert best is not None
+        for other in others:
+            # Up to 0.1 % longer, a step may be the one that sends less.
+            assert other is None or (CLOSE - 1) * best.pattern.period_total_ns <= CLOSE * other

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from schedopt import Chain, Plan, Platform, Problem, check
 from schedopt.problem import training_step, widest_step
-from schedopt.solvers import fold_search, grid_steps
+from schedopt.solvers import fold_search, grid_steps, step_reports
 from schedopt.solvers import training_step as solver
 from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.run import Run
@@ -35,8 +35,8 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
         laid_out.append(lay_out(*given))  # type: ignore[arg-type]
         return laid_out[-1]
 
-    monkeypatch.setattr(solver, "lay_out", note)
-    monkeypatch.setattr(solver, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(step_reports, "lay_out", note)
+    monkeypatch.setattr(step_reports, "OPERATION_S", 1000.0)
     problem = problem_of(8)
     problem = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
     run = Run(problem, time_limit=2.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -72,6 +72,24 @@ class Candidate:
 NONE: Final = RecomputeChoice(0, ())
 
 
+Filling = tuple[tuple[RecomputeChoice, ...], tuple[int, ...]]
+"""What stages recompute, and how many micro-batches a replica of each has in flight at most."""
+
+
+def _deeper_alike(first: Filling, deeper: Filling, free: Array) -> Filling:
+    """Return stages filled as deep as they can be with what they recompute in the first filling.
+
+    `free` is how deep they can be without recompute.
+    """
+    depths = (
+        after if chosen == other else max(before, min(after, int(most) if chosen == NONE else 0))
+        for chosen, other, before, after, most in zip(
+            first[0], deeper[0], first[1], deeper[1], free, strict=True
+        )
+    )
+    return first[0], tuple(depths)
+
+
 def filled_by_1f1b(replicas: Sequence[int]) -> list[int]:
     """Return how many micro-batches 1F1B has in flight on a replica of each stage: ceil(s / R).
 
@@ -97,8 +115,11 @@ class Candidates:
 
     def is_over(self) -> bool:
         """Whether to end: time is up, or the best is good enough."""
-        best = self.best[0].makespan_ns if self.best else NEVER
-        return self._is_late() or best <= self.enough_ns
+        return self._is_late() or self.is_enough()
+
+    def is_enough(self) -> bool:
+        """Whether the best is good enough."""
+        return bool(self.best) and self.best[0].makespan_ns <= self.enough_ns
 
     def _is_late(self) -> bool:
         """Whether time is up, and nothing must still be found; or it was asked to end."""
@@ -118,26 +139,21 @@ class Candidates:
         *,
         deeper: Sequence[int] = DEEPER,
         longest: int | None = None,
+        heeds_time: bool = True,
     ) -> Candidate | None:
         """Simulate stages in all orders, filled as deep as they need, and deeper.
 
         Return the best of these candidates, of those up to a longest makespan. By default that is
-        what is worth keeping.
+        what is worth keeping. It ends when time is up, unless it `heeds_time` not.
         """
         cost = self.cost(stages)
         if cost[8].max() >= NEVER:
             return None
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
-        tried = set()
-        for more in deeper:
-            filled = self._fill(stages, cost, [count + more for count in needed])
-            if filled is None or filled in tried:
-                continue
-            tried.add(filled)
-            recompute, depth = filled
+        for recompute, depth in self._fillings(stages, cost, needed, deeper):
             for order in ORDERS:
-                if self._is_late():
+                if self.run.clock.stop_requested() or (heeds_time and self._is_late()):
                     return found
                 makespan, _ = self._simulate(stages, cost, recompute, depth, order, limit)
                 if makespan < NEVER and makespan <= limit:
@@ -186,9 +202,33 @@ class Candidates:
         """Return the longest makespan that is worth keeping, ns."""
         return self.best[-1].makespan_ns if len(self.best) == KEPT else NEVER
 
+    def _fillings(
+        self,
+        stages: Sequence[StageChoice],
+        cost: Array,
+        needed: Sequence[int],
+        deeper: Sequence[int],
+    ) -> Iterator[Filling]:
+        """Yield each way to fill stages as deep as they need and deeper, once.
+
+        Deeper, all of them with what they must recompute for it; and those alone that are deeper
+        with what they recompute anyway.
+        """
+        first: Filling | None = None
+        tried: set[Filling] = set()
+        for more in deeper:
+            filled = self._fill(stages, cost, [count + more for count in needed])
+            if filled is None:
+                continue
+            first = first or filled
+            for one in (filled, _deeper_alike(first, filled, cost[5])):
+                if one not in tried:
+                    tried.add(one)
+                    yield one
+
     def _fill(
         self, stages: Sequence[StageChoice], cost: Array, depth: Sequence[int]
-    ) -> tuple[tuple[RecomputeChoice, ...], tuple[int, ...]] | None:
+    ) -> Filling | None:
         """Return what stages recompute to be filled so deep, and how deep they then are."""
         chosen: list[RecomputeChoice] = []
         filled: list[int] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate, StageChoice
 
-OPERATION_S: Final = 6e-4
+OPERATION_S: Final = 3e-4
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""

@@ -13,7 +13,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope, training_step
 from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
-from schedopt.solving.replicas.descent import Descent
+from schedopt.solving.replicas.descent import MOST_IDLE, Descent
 from schedopt.solving.replicas.labels import label_stages
 from schedopt.solving.replicas.layered import choose_redone
 from schedopt.solving.replicas.stages import read_step
@@ -32,11 +32,13 @@ PATIENCE: Final = 1.3
 CLOSE: Final = 200
 """A least period is found up to this part of itself."""
 
-IDLE_BEFORE_OTHERS: Final = 4
-"""Starts in a row that may end no better before others are asked, which takes them a while."""
+FIRST_IDLE: Final = 4
+"""Starts in a row that may end no better at first, of each kind of stages."""
 
 Proposal = tuple[Sequence[Stage], Sequence[int] | None]
 """Stages that somebody else chose, and how deep to fill them; by default as 1F1B does."""
+Pass = tuple[list[Option], int, Sequence[float]]
+"""Options of stages, their fold, and the weights to try."""
 
 
 def compile_step_search() -> StepData:
@@ -74,12 +76,8 @@ class StepSearch:
     run : Run
     late : bool
         See `Candidates`.
-    enough : float, optional
-        When all programmes have proposed stages, changing these ends after such a share of the time
-        of the run, unless it still finds better ones.
     proposals : iterable of (sequence of Stage, sequence of int or None)
-        What others choose, as `start` takes it; it is asked for behind the programmes and the
-        first changes, for it may take a while to choose.
+        What others choose, as `start` takes it. It is simulated before all else, whatever the time.
     enough_ns : int
         A makespan up to which the search ends.
     """
@@ -90,36 +88,62 @@ class StepSearch:
         run: Run,
         *,
         late: bool = True,
-        enough: float | None = None,
         proposals: Iterable[Proposal] = (),
         enough_ns: int = 0,
     ) -> None:
-        self.step, self.run, self.enough, self.proposals = step, run, enough, iter(proposals)
+        self.step, self.run, self.proposals = step, run, iter(proposals)
         self.candidates = Candidates(step, run, late=late, enough_ns=enough_ns)
         self.is_through = False
         self._descent = Descent(self.candidates)
+        counts = [n for n in step.replicas if step.machine.gpus % n == 0]
+        self._uniform = {n: self._uniform_part(n) for n in counts if len(step.replicas) > 1}
         self._passes = [*self._list_passes()]
-        self._uniform = [n for n in step.replicas if step.machine.gpus % n == 0]
-        if len(step.replicas) == 1:
-            self._uniform = []
+        self._first_descents = [self._descent, *self._uniform.values()]
         self._seen: set[tuple[StageChoice, ...]] = set()
-        self._starts: list[Proposal] = []
+        self._enough: float | None = None
         self._told_ns = NEVER
 
+    def _uniform_part(self, count: int) -> Descent:
+        """Return a descent among stages that all have so many replicas.
+
+        With so few choices it ends elsewhere, now and then at a shorter step.
+        """
+        options = tuple(option for option in self.step.options if option.replicas == count)
+        uniform = replace(self.step, replicas=(count,), options=options)
+        own = self.candidates
+        return Descent(Candidates(uniform, own.run, late=own.late, enough_ns=own.enough_ns))
+
     def start(self, stages: Sequence[Stage], depth: Sequence[int] | None = None) -> None:
-        """Try stages that somebody else chose, with and without shards.
+        """Try stages that somebody else chose, with and without shards, whatever the time.
 
         They are filled to a depth and deeper; by default as 1F1B does.
         """
-        self._starts.append((stages, depth))
         if depth is None:
             depth = filled_by_1f1b([len(stage.gpus) for stage in stages])
         for level in sorted({option.shard for option in self.step.options}):
             chosen = [self._choose(stage, level) for stage in stages]
             choice = tuple(stage for stage in chosen if stage is not None)
-            if len(choice) == len(chosen) and choice not in self._seen:
-                self._seen.add(choice)
-                self.candidates.add(choice, depth)
+            if len(choice) == len(chosen):
+                self._add(choice, depth, heeds_time=False)
+
+    def _add(
+        self, stages: tuple[StageChoice, ...], depth: Sequence[int], *, heeds_time: bool = True
+    ) -> None:
+        """Simulate stages, for the descent among those alike too.
+
+        Once, but where time was perhaps up before all was tried.
+        """
+        if stages in self._seen and heeds_time:
+            return
+        self._seen.add(stages)
+        counts = {stage.replicas for stage in stages}
+        part = self._uniform.get(counts.pop()) if len(counts) == 1 else None
+        if part is None:
+            self.candidates.add(stages, depth, heeds_time=heeds_time)
+            return
+        found = part.candidates.add(stages, depth, heeds_time=heeds_time)
+        if found is not None:
+            self.candidates.keep(found)
 
     def _choose(self, stage: Stage, level: int) -> StageChoice | None:
         """Return a stage whose replicas share as much as they may, up to a level if possible.
@@ -135,10 +159,25 @@ class StepSearch:
         shard = max((one for one in levels if one <= level), default=min(levels))
         return StageChoice(stage.first, stage.last + 1, len(stage.gpus), shard, group)
 
-    def resume(self, run: Run) -> None:
-        """Take more time: `improve` goes on where it was cut short, unless it `is_through`."""
+    def resume(self, run: Run, enough: float | None = None) -> None:
+        """Take more time: `improve` goes on where it was cut short, unless it `is_through`.
+
+        When all have proposed stages, changing these ends after `enough` of the time of the run, a
+        share, unless it still finds better ones.
+        """
         self.run = self.candidates.run = run
-        self.enough = None
+        for part in self._uniform.values():
+            part.candidates.run = run
+        self._enough = enough
+
+    def begin(self) -> Iterator[Candidate]:
+        """Try what is soon tried; yield each best one so far.
+
+        The stages that others choose, those of one programme after the other, and a few changes of
+        the best of all and of those with equal replicas.
+        """
+        for _ in self._propose():
+            yield from self._tell()
 
     def improve(self) -> Iterator[Candidate]:
         """Look for stages, fold after fold, until time is up; yield each best one so far.
@@ -146,34 +185,74 @@ class StepSearch:
         In a fold g the job is g times the same with P / g GPUs, or at least all replicas are
         multiples of g: micro-batches of different residue modulo g never meet.
         """
-        for _ in self._propose():
-            if self.candidates.best and self.candidates.best[0].makespan_ns < self._told_ns:
-                self._told_ns = self.candidates.best[0].makespan_ns
-                yield self.candidates.lighten(self.candidates.best[0])
-            if self.candidates.is_over():
-                return
-        if self.enough is not None:
-            self.run.clock.end_early(self.enough)
-        yield from self._descent.improve()
-        if self._uniform and self.candidates.best:
-            yield from self._improve_uniform()
+        yield from self.begin()
+        if self.candidates.is_over():
+            return
+        if self._enough is not None:
+            self.run.clock.end_early(self._enough)
+        for part in (self._descent, *self._promising(), self._descent):
+            for _ in self._descend(part):
+                yield from self._tell()
         self.is_through = not self.candidates.is_over()
 
+    def _tell(self) -> Iterator[Candidate]:
+        """Yield the best one, if it is new."""
+        if self.candidates.best and self.candidates.best[0].makespan_ns < self._told_ns:
+            self._told_ns = self.candidates.best[0].makespan_ns
+            yield self.candidates.lighten(self.candidates.best[0])
+
     def _propose(self) -> Iterator[None]:
-        """Try the stages of one programme after the other, change the best, try all proposals."""
-        while self._passes:
-            options, fold, weights = self._passes[0]
+        """Try what one programme chooses after the other, all proposals, and some changes.
+
+        The programmes for equal replicas take little and come first, so that they are looked at
+        even where others take long to choose.
+        """
+        yield from self._run_programmes(
+            [one for one in self._passes if len({option.replicas for option in one[0]}) == 1]
+        )
+        while not (self.run.clock.stop_requested() or self.candidates.is_enough()):
+            stages, depth = next(self.proposals, ((), None))
+            if not stages:
+                break
+            self.start(stages, depth)
+        yield
+        yield from self._run_programmes([*self._passes])
+        while self._first_descents and not self.candidates.is_over():
+            part = self._first_descents[0]
+            if part is self._descent or part in self._promising():
+                for _ in self._descend(part, FIRST_IDLE):
+                    yield
+            if not self.candidates.is_over():
+                del self._first_descents[0]
+
+    def _run_programmes(self, chosen: Sequence[Pass]) -> Iterator[None]:
+        """Try the stages of some programmes, which are through then."""
+        for one in chosen:
+            if self.candidates.is_over():
+                return
+            options, fold, weights = one
             self._search_fold(np.array(options, dtype=np.int64), fold, weights)
             if not self.candidates.is_over():
-                del self._passes[0]
-            yield
-        for _ in self._descent.improve(most_idle=IDLE_BEFORE_OTHERS):
-            yield
-        for stages, depth in self.proposals:
-            self.start(stages, depth)
+                self._passes.remove(one)
             yield
 
-    def _list_passes(self) -> Iterator[tuple[list[Option], int, Sequence[float]]]:
+    def _promising(self) -> list[Descent]:
+        """Return descents among stages with equal replicas that may end well, the best first."""
+        limit = self._limit()
+        known = {
+            part: part.candidates.best[0].makespan_ns
+            for part in self._uniform.values()
+            if part.candidates.best
+        }
+        return sorted((part for part in known if known[part] <= limit), key=known.__getitem__)
+
+    def _descend(self, part: Descent, most_idle: int = MOST_IDLE) -> Iterator[None]:
+        """Change the best stages of a kind."""
+        for candidate in part.improve(most_idle):
+            self.candidates.keep(candidate)
+            yield
+
+    def _list_passes(self) -> Iterator[Pass]:
         """Yield options of stages, their fold and the weights to try: first what takes least.
 
         The more replicas, the fewer stages; and what is much longer than the best is not simulated.
@@ -187,30 +266,6 @@ class StepSearch:
             if any(option.replicas > fold for option in multiples):
                 yield multiples, fold, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)
 
-    def _improve_uniform(self) -> Iterator[Candidate]:
-        """Look among stages that all have the same replicas, one number after the other.
-
-        With so few choices the descent ends elsewhere, now and then at a shorter step.
-        """
-        best = self.candidates.best[0]
-        while self._uniform:
-            count = self._uniform[0]
-            options = tuple(option for option in self.step.options if option.replicas == count)
-            uniform = replace(self.step, replicas=(count,), options=options)
-            search = StepSearch(uniform, self.run, late=False, enough_ns=self.candidates.enough_ns)
-            for stages, depth in self._starts:
-                if {len(stage.gpus) for stage in stages} == {count}:
-                    search.start(stages, depth)
-            for candidate in search.improve():
-                self.candidates.keep(candidate)
-            if self.candidates.best[0] != best:
-                best = self.candidates.best[0]
-                yield self.candidates.lighten(best)
-            if self.candidates.is_over():
-                return
-            del self._uniform[0]
-        yield from self._descent.improve()
-
     def _search_fold(self, options: Array, fold: int, weights: Sequence[float]) -> None:
         period = self._least_period(options, fold)
         if period is None:
@@ -222,9 +277,7 @@ class StepSearch:
             for weight in weights:
                 labels, counts = self._label(options, longer, fold, weight)
                 for stages, depth in self._read(labels, counts, options):
-                    if stages not in self._seen:
-                        self._seen.add(stages)
-                        self.candidates.add(stages, depth)
+                    self._add(stages, depth)
                 if self.candidates.is_over():
                     return
 

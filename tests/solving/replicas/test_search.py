@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 
 from schedopt import Problem
+from schedopt.bench.planners import PLANNERS, score_all
+from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.run import Run
@@ -41,3 +43,17 @@ def test_a_search_ends_at_what_is_enough(problem: Problem) -> None:
     search = StepSearch(step, Run(problem), enough_ns=enough)
     list(search.improve())
     assert search.is_through == (search.candidates.best[0].makespan_ns > enough)
+
+
+@trials(300)
+@given(training_steps(levels=SHARDS[:2], most=4))
+def test_what_others_choose_is_tried_whatever_the_time(problem: Problem) -> None:
+    step = step_data(problem)
+    if not holds(step):
+        return
+    run = Run(problem, time_limit=1e-9)
+    search = StepSearch(step, run, proposals=propose_stages(problem, run))
+    list(search.begin())
+    for choose in PLANNERS.values():
+        other = score_all(step, choose(problem)).best_ns
+        assert other is None or search.candidates.best[0].makespan_ns <= other
