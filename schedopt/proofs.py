@@ -63,6 +63,10 @@ class ProofKind(_Worded):
         "step_in_flight",
         "what micro-batches in flight keep forces cuts and turns, and GPUs wait at both ends",
     )
+    STEP_OF_AVERAGES = (
+        "step_of_averages",
+        "what all micro-batches keep must fit the memory over a step, and recompute is work",
+    )
     STEP_OF_STAGES = (
         "step_of_stages",
         "each stage waits for the forwards before it and is waited for by backwards",

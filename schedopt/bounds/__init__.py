@@ -10,6 +10,7 @@ says what each layer takes, `runs` which layers can share a GPU and how long the
 
 from __future__ import annotations
 
+from schedopt.bounds.averages import average_step_bound
 from schedopt.bounds.every import lower_bounds
 from schedopt.bounds.flush import flush_bound
 from schedopt.bounds.load import load_bound, longest_layer_ns, stage_load_bound
@@ -21,6 +22,7 @@ from schedopt.bounds.span import contiguous_bound
 from schedopt.bounds.step import contiguous_step_bound, step_bound
 
 __all__ = [
+    "average_step_bound",
     "contiguous_bound",
     "contiguous_step_bound",
     "flush_bound",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from schedopt.bounds.averages import average_step_bound
 from schedopt.bounds.flush import flush_bound
 from schedopt.bounds.load import load_bound, stage_load_bound
 from schedopt.bounds.packing import packing_bound
@@ -15,12 +16,14 @@ from schedopt.interrupts import Stopped, never_stop
 from schedopt.problem import Problem, Scope
 from schedopt.result import Bound
 
-FURTHER: Final[tuple[Callable[[Problem, Callable[[], bool]], Bound | None], ...]] = (
+Prove = Callable[[Problem, Callable[[], bool]], Bound | None]
+FURTHER: Final[tuple[Prove, ...]] = (
     stage_load_bound,
     step_bound,
     packing_bound,
     contiguous_step_bound,
     contiguous_bound,
+    average_step_bound,
     flush_bound,
     propagation_bound,
 )
@@ -35,9 +38,7 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
     """
     best = load_bound(problem)
     yield best
-    if problem.degrees != (1,) or _is_plain(problem.scope):
-        return
-    for prove in FURTHER:
+    for prove in _further(problem):
         try:
             bound = prove(problem, stopped)
         except Stopped:
@@ -47,12 +48,18 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
             yield bound
 
 
-def _is_plain(scope: Scope) -> bool:
-    """Whether no further bound is for a scope.
+def _further(problem: Problem) -> tuple[Prove, ...]:
+    """Return what may prove more than the load does."""
+    if problem.degrees != (1,):
+        return ()
+    if problem.scope.replicas != 1:
+        return (average_step_bound,)
+    return () if _is_plain(problem.scope) else FURTHER
 
-    Of contiguous 1-periodic patterns of whole operations, or of stages with replicas.
-    """
-    return scope.replicas != 1 or (
+
+def _is_plain(scope: Scope) -> bool:
+    """Whether a scope is that of contiguous 1-periodic patterns of whole operations."""
+    return (
         scope.allocation == "contiguous"
         and scope.max_k == 1
         and scope.microbatches is None

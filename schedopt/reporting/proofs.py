@@ -41,6 +41,11 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         f"{_STEP[:-1]}. The shorter it is, the more of them are on their way at once, and what "
         "they keep must fit the memory."
     ),
+    ProofKind.STEP_OF_AVERAGES: (
+        "All GPUs together have so much time in a step, and so much room beside the weights. A "
+        "layer keeps what it saves until all layers behind it are through, or computes it again. "
+        "However the layers lie, all micro-batches together take more of one or the other."
+    ),
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,
     ProofKind.TRAINING_STEP: (
