@@ -24,8 +24,8 @@ from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.grid_steps import propose as propose_steps
-from schedopt.solvers.layered_steps import propose as propose_layered
 from schedopt.solvers.published_steps import report_published
+from schedopt.solvers.short_steps import propose as propose_short
 from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solvers.step_reports import StepReports, report_valid
 from schedopt.solving.local_search.compilation import COMPILATIONS
@@ -122,7 +122,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         for plan in propose_folds(problem, run):
             report_valid(plan, run)
-    for plan in propose_layered(problem, run):
+    for plan in propose_short(problem, run):
         report_valid(plan, run)
     if not (all(one.search.is_through for one in searches) or run.stopped()):
         # What others did not need.

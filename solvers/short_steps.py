@@ -1,8 +1,9 @@
-"""Short training steps whose stages share gradients or parameters, in all ways in which these go.
+"""Short training steps, laid out with all levels of shards, in all ways in which gradients go.
 
-The search takes such a stage to send as much as it may at most, and to wait for that where memory
-may need it. In a short step all ways can be laid out instead: gradients go home behind each
-backward, right behind it or while the next operation runs, or all at once behind the last one.
+The search takes the largest share of what is cut into chunks, and stages that share gradients or
+parameters to send as much as they may at most, and to wait for that where memory may need it. A
+short step is laid out instead: gradients go home behind each backward, right behind it or while the
+next operation runs, or all at once behind the last one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from schedopt.systems.list_scheduler import TooManyTasks
 MOST_OPERATIONS: Final = 100
 """Of steps that are laid out in all ways."""
 WAYS: Final = (None, 1, 0)
-"""How gradients go home: see `flush_step`; None: behind the last backward."""
+"""How gradients go home where they are shared: see `flush_step`; None: behind the last backward."""
+
+LAYERED: Final = SHARDS[2:]
+"""What stages share that run layer by layer."""
 
 Part = tuple[range, tuple[int, ...]]
 """Layers that run as one, and their GPUs."""
@@ -34,14 +38,16 @@ Part = tuple[range, tuple[int, ...]]
 def propose(problem: Problem, run: Run) -> Iterator[Plan]:
     """Yield steps of the stages of the best one, and of all layers on the same GPUs.
 
-    Some may not fit; none if less than gradients may be shared, or where steps are long.
+    Some may not fit; none where steps are long.
     """
-    layers, count = len(problem.chain.layers), problem.scope.microbatches or 1
-    levels = SHARDS[2 : SHARDS.index(problem.scope.shard) + 1]
-    if not levels or 2 * layers * count > MOST_OPERATIONS or problem.chain.copied:
+    scope, layers = problem.scope, len(problem.chain.layers)
+    if 2 * layers * (scope.microbatches or 1) > MOST_OPERATIONS or scope.split_backward:
         return
-    for (parts, order), level in product(_bases(problem, run), levels):
-        for way, again in product(WAYS, (False, True) if problem.scope.recompute else (False,)):
+    # Copies of tied weights share the optimizer state at most.
+    most = min(SHARDS.index(scope.shard), 1 if problem.chain.copied else len(SHARDS))
+    kinds = (False, True) if scope.recompute else (False,)
+    for (parts, order), level in product(_bases(problem, run), SHARDS[: most + 1]):
+        for way, again in product(WAYS if level in LAYERED else WAYS[:1], kinds):
             if run.stopped() or run.settled():
                 return
             with suppress(InputError, TooManyTasks):
@@ -61,7 +67,7 @@ def _bases(problem: Problem, run: Run) -> Iterator[tuple[Sequence[Part], Sequenc
             ]
             yield [(whole, tuple(range(replicas)))], turns
     best = run.best()
-    if best is None or best.pattern.fold > 1 or problem.scope.split_backward:
+    if best is None or best.pattern.fold > 1 or any(one.tensor > 1 for one in best.stages):
         return
     runs = [[*found] for _, found in groupby(enumerate(best.stages), lambda one: one[1].gpus)]
     if len(runs) > 1 and len({stage.gpus for stage in best.stages}) == len(runs):
@@ -94,12 +100,13 @@ def _lay_out(
     numbers: list[list[int]] = []
     for layers, gpus in parts:
         shared = len(gpus) > 1
-        runs = [(n, n) for n in layers] if shared else [(layers[0], layers[-1])]
+        apart = shared and level in LAYERED
+        runs = [(n, n) for n in layers] if apart else [(layers[0], layers[-1])]
         numbers.append([*range(len(stages), len(stages) + len(runs))])
         for first, last in runs:
             # The last one has nothing to wait for.
             redone = ((first, last),) if again and last + 1 < len(problem.chain.layers) else ()
-            state = problem.chain.layers[first].has_state
+            state = any(layer.has_state for layer in problem.chain.layers[first : last + 1])
             shard = level if shared and state else SHARDS[0]
             stages.append(Stage(layers=(first, last), gpus=gpus, shard=shard, recompute=redone))
     turns = (
@@ -107,6 +114,6 @@ def _lay_out(
         for kind, part, i in order
         for stage in (numbers[part] if kind == "F" else reversed(numbers[part]))
     )
-    sharing = [n for n, one in enumerate(stages) if one.shard in SHARDS[2:]]
+    sharing = [n for n, one in enumerate(stages) if one.shard in LAYERED]
     ahead = {} if way is None else dict.fromkeys(sharing, way)
     return lay_out_turns(problem, stages, turns, ahead=ahead)

@@ -1,4 +1,4 @@
-"""Short steps that share gradients or parameters, in all ways in which these go."""
+"""Short steps with all levels of shards, in all ways in which gradients go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem, check, solve
 from schedopt.problem import training_step
 from schedopt.scope import Scope
-from schedopt.solvers.layered_steps import propose
+from schedopt.solvers.short_steps import propose
 from schedopt.solving.run import Run
 from schedopt.stage import Shard
 
@@ -78,7 +78,7 @@ def test_all_ways_are_steps_of_what_was_asked() -> None:
     problem = asked(replace(SHARED, shard="parameter", recompute=True))
     plans = [*propose(problem, Run(problem))]
     found = {stage.shard for plan in plans for stage in plan.stages}
-    assert found == {"gradient", "parameter"}
+    assert found == {"none", "optimizer", "gradient", "parameter"}
     assert {len(stage.gpus) for plan in plans for stage in plan.stages} == {2}
     kinds = {violation.kind for plan in plans for violation in check(plan)}
     # Some need more memory than there is.
@@ -89,7 +89,9 @@ def test_all_ways_are_steps_of_what_was_asked() -> None:
 @pytest.mark.parametrize("shard", ["none", "optimizer"])
 def test_nothing_is_tried_that_is_not_allowed(shard: Shard) -> None:
     problem = asked(replace(SHARED, shard=shard))
-    assert not [*propose(problem, Run(problem))]
+    plans = [*propose(problem, Run(problem))]
+    assert plans
+    assert all(problem.scope.allows(plan.stages) for plan in plans)
 
 
 def test_long_steps_are_left_to_the_search() -> None:
