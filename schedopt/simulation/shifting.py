@@ -11,6 +11,7 @@ from typing import Final
 
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation.events import Event, move
+from schedopt.tied_weights import exchanging_stages
 
 
 def shift_left(
@@ -32,9 +33,11 @@ def shift_left(
     coming = passing or any(stage.shard != "none" for stage in plan.stages)
     making = _making_weights(plan, coming)
     running = _Running(events)
+    copies = _Copies(plan)
 
     def used_by(event: Event) -> list[Hashable]:
-        return [*_uses(plan, event), *(_halves(event) if passing else ())]
+        also = (("weights", stage, event.gpu) for stage in copies.added_to(event))
+        return [*_uses(plan, event), *also, *(_halves(event) if passing else ())]
 
     def earliest(event: Event, things: Iterable[Hashable]) -> int:
         return max(
@@ -42,7 +45,7 @@ def shift_left(
             for thing in (*things, *_taken_at_start(plan, event, coming))
         )
 
-    for together in _in_order(plan, events):
+    for together in _in_order(plan, events, copies):
         lengths = [event.length_ns if length_ns is None else length_ns(event) for event in together]
         used = [used_by(event) for event in together]
         begins = [earliest(event, things) for event, things in zip(together, used, strict=True)]
@@ -218,7 +221,27 @@ def _tensors(event: Event) -> Iterator[tuple[Hashable, ...]]:
             yield *name, micro_batch
 
 
-def _in_order(plan: Plan, events: list[Event]) -> Iterator[list[Event]]:
+class _Copies:
+    """Which stages add the gradients of a copy up where they lie, on the GPU that makes them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.stages = plan.stages
+        self.targets: dict[int, list[int]] = defaultdict(list)
+        for source, target in exchanging_stages(plan.chain, plan.stages):
+            self.targets[source].append(target)
+
+    def added_to(self, event: Event) -> list[int]:
+        """Return the other stages to whose gradient an operation adds on its GPU."""
+        if not isinstance(event.item, Operation) or event.item.kind not in ("B", "W"):
+            return []
+        return [
+            target
+            for target in self.targets.get(event.item.stage, ())
+            if event.gpu in self.stages[target].gpus
+        ]
+
+
+def _in_order(plan: Plan, events: list[Event], copies: _Copies) -> Iterator[list[Event]]:
     """Yield the events so that each comes after all that have ended when it starts.
 
     Those that end at the same instant come together, but one by one if they take no time.
@@ -231,10 +254,10 @@ def _in_order(plan: Plan, events: list[Event]) -> Iterator[list[Event]]:
         if takes_time or len(together) == 1:
             yield together
         else:
-            yield from ([event] for event in _instant(plan, together))
+            yield from ([event] for event in _instant(plan, together, copies))
 
 
-def _instant(plan: Plan, events: list[Event]) -> list[Event]:
+def _instant(plan: Plan, events: list[Event], copies: _Copies) -> list[Event]:
     """Order events without length of one instant: by what they need, releases first."""
     import networkx as nx
 
@@ -251,6 +274,7 @@ def _instant(plan: Plan, events: list[Event]) -> list[Event]:
             sharing[key].append(number)
         if getattr(event.item, "tensor", "") != "weight_half":
             stages = {event.item.stage, getattr(event.item, "source_stage", None)} - {None}
+            stages.update(copies.added_to(event))
             for stage, micro_batch in product(stages, covered):
                 sharing["stage", stage, micro_batch].append(number)
 
