@@ -128,8 +128,8 @@ def test_megatron_alone_adds_up_the_gradients_of_copies() -> None:
         assert "Export to megatron" in said
 
 
-def test_a_run_of_copies_is_refused() -> None:
-    with pytest.raises(InputError, match=r"chain\.copied: runs do not add up the gradients"):
+def test_stages_alone_of_copies_are_refused() -> None:
+    with pytest.raises(InputError, match=r"chain\.copied: the stages alone do not add up"):
         match_model(mlp(), copy_tied_weights(CHAIN))
 
 

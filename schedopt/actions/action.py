@@ -11,6 +11,9 @@
                     mini-batch of micro-batch 0, to rank 3, which does ``2RECV_G0r1-3``
 ``2G0r1-3``         let what came take the place of what rank 3 has of it
 ``2G0r1-3c0/4+``    add what came, chunk 0 of 4, to it; ``-+`` where rank 1 keeps nothing of it
+``0SEND_C0s2r1-3``  send what the backwards of rank 1 in stage 0 made of the gradient of weights of
+                    which stage 2 has a copy, to rank 3, which does ``2RECV_C0s0r1-3``
+``2C0s0r1-3``       add what came to the gradient of stage 2; from the rank itself it is not sent
 ``2SEND_V0r1-3``    send the weights that the update of that mini-batch made
 ``2V0``             go on with the weights that came instead of an update with mini-batch 0
 ``2U0c1+3/4``       update chunks 1 and 3 of 4, which are at home here; ``2V0`` then goes on with
@@ -30,24 +33,26 @@ from typing import Final, Literal, cast, get_args
 
 from schedopt.errors import InputError
 
-_Computing = Literal["F", "B", "I", "W", "R", "U", "REDUCE_GRAD", "BROADCAST_PARAM"]
-_Sending = Literal["SEND_F", "SEND_B", "SEND_G", "SEND_V", "SEND_P"]
-_Receiving = Literal["RECV_F", "RECV_B", "RECV_G", "RECV_V", "RECV_P"]
+_Computing = Literal["F", "B", "I", "W", "R", "U", "REDUCE_GRAD", "ADD_COPY", "BROADCAST_PARAM"]
+_Sending = Literal["SEND_F", "SEND_B", "SEND_G", "SEND_C", "SEND_V", "SEND_P"]
+_Receiving = Literal["RECV_F", "RECV_B", "RECV_G", "RECV_C", "RECV_V", "RECV_P"]
 ActionKind = Literal[_Computing, _Sending, _Receiving]
 ACTION_KINDS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 MOST_MICRO_BATCHES: Final = 2**20
 
-_PRINTED: Final[dict[str, str]] = {"REDUCE_GRAD": "G", "BROADCAST_PARAM": "V"}
+_PRINTED: Final[dict[str, str]] = {"REDUCE_GRAD": "G", "ADD_COPY": "C", "BROADCAST_PARAM": "V"}
 """Kinds that a text shows as a letter."""
 _KINDS: Final[dict[str, ActionKind]] = {_PRINTED.get(kind, kind): kind for kind in ACTION_KINDS}
 _TEXT: Final = re.compile(
     rf"(\d{{1,7}})({'|'.join(_KINDS)})(\d{{1,7}})(?:-(\d{{1,7}}))?(?:v(\d{{1,7}}))?"
-    r"(?:r(\d{1,7})-(\d{1,7}))?(?:c(\d{1,7}(?:\+\d{1,7})*)/(\d{1,7}))?(-)?(\+)?([FRBIW])?",
+    r"(?:s(\d{1,7}))?(?:r(\d{1,7})-(\d{1,7}))?(?:c(\d{1,7}(?:\+\d{1,7})*)/(\d{1,7}))?(-)?(\+)?([FRBIW])?",
     re.ASCII,
 )
 _READERS: Final = ("F", "R", "B", "I", "W")
 _GATHERS: Final = ("SEND_P", "RECV_P")
-_BETWEEN_REPLICAS: Final = ("REDUCE_GRAD", "SEND_G", "RECV_G", "SEND_V", "RECV_V", *_GATHERS)
+_OF_COPIES: Final = ("ADD_COPY", "SEND_C", "RECV_C")
+_REDUCTIONS: Final = ("REDUCE_GRAD", "SEND_G", "RECV_G")
+_BETWEEN_REPLICAS: Final = (*_REDUCTIONS, *_OF_COPIES, "SEND_V", "RECV_V", *_GATHERS)
 
 
 @dataclass(frozen=True, order=True)
@@ -66,6 +71,8 @@ class Part:
         Whether the source keeps nothing of it.
     reader : str
         The kind of the operation that alone reads it, where weights are gathered for one.
+    other_stage : int or None
+        The stage at the other end, of the gradient of a copy of tied weights.
     """
 
     source: int
@@ -75,11 +82,18 @@ class Part:
     is_added: bool = False
     is_taken: bool = False
     reader: str = ""
+    other_stage: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are one rank, so that nothing is sent."""
+        return self.source == self.target
 
     def __str__(self) -> str:
+        other = "" if self.other_stage is None else f"s{self.other_stage}"
         chunk = f"c{self.chunk}/{self.chunks}" if self.chunks > 1 else ""
         end = f"{'-' if self.is_taken else ''}{'+' if self.is_added else ''}{self.reader}"
-        return f"r{self.source}-{self.target}{chunk}{end}"
+        return f"{other}r{self.source}-{self.target}{chunk}{end}"
 
 
 @dataclass(frozen=True, order=True)
@@ -175,13 +189,17 @@ class Action:
             raise ValueError(f"{self} is not an end of a transfer")
         content = self.kind[-1]
         kind = cast(ActionKind, f"{'RECV' if self.is_send else 'SEND'}_{content}")
+        if self.part is not None and self.part.other_stage is not None:
+            part = replace(self.part, other_stage=self.stage)
+            return replace(self, stage=self.part.other_stage, kind=kind, part=part)
         step = 0 if self.part else 1 if (content == "F") == self.is_send else -1
         return replace(self, stage=self.stage + step, kind=kind)
 
     @property
     def received(self) -> Action:
-        """The receive whose result a REDUCE_GRAD takes in."""
-        return Action(self.stage, "RECV_G", self.first, 1, None, self.part)
+        """The receive whose result a REDUCE_GRAD or an ADD_COPY takes in."""
+        kind: ActionKind = "RECV_C" if self.kind == "ADD_COPY" else "RECV_G"
+        return Action(self.stage, kind, self.first, 1, None, self.part)
 
     def __str__(self) -> str:
         last = f"-{self.first + self.count - 1}" if self.count > 1 else ""
@@ -210,7 +228,7 @@ def parse_action(text: str) -> Action:
             f"{word!r:.60} is not an action",
             way_out="Write the stage, what it does and the micro-batch, such as 2F0 or 2SEND_F0",
         )
-    stage, letters, first, last, version, source, target, *chosen = match.groups()
+    stage, letters, first, last, version, other, source, target, *chosen = match.groups()
     numbers, chunks, taken, added, reader = chosen
     kind = _KINDS[letters]
     count = 1 if last is None else int(last) - int(first) + 1
@@ -234,7 +252,13 @@ def parse_action(text: str) -> Action:
             way_out="Write the version and the operation of weights that are gathered, such as "
             "2SEND_P0v1r0-1F",
         )
-    if between != (source is not None) or ((added or taken) and not letters.endswith("G")):
+    if (kind in _OF_COPIES) != (other is not None) or (other and int(other) == int(stage)):
+        raise InputError(
+            f"{word!r:.60} is of a copy in another stage, or is not",
+            way_out="Write the stage at the other end of what copies of tied weights add up, such "
+            "as 2RECV_C0s0r0-1",
+        )
+    if between != (source is not None) or ((added or taken) and kind not in _REDUCTIONS):
         raise InputError(
             f"{word!r:.60} goes between replicas, or does not",
             way_out="Write the ranks of what goes between replicas, such as 2SEND_G0r0-1, and a + "
@@ -242,7 +266,7 @@ def parse_action(text: str) -> Action:
         )
     part = share = None
     named = tuple(map(int, (numbers or "0").split("+")))
-    most = 1 if between else len(named) if kind == "U" else 0
+    most = 0 if kind in _OF_COPIES else 1 if between else len(named) if kind == "U" else 0
     if numbers and (
         len(named) > most
         or max(named) >= int(chunks)
@@ -262,6 +286,7 @@ def parse_action(text: str) -> Action:
             is_added=added is not None,
             is_taken=taken is not None,
             reader=reader or "",
+            other_stage=None if other is None else int(other),
         )
     elif numbers:
         share = Share(named, int(chunks))

@@ -24,6 +24,7 @@ from schedopt.actions.validation import check_order
 from schedopt.errors import InputError
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.simulation import Event, Simulation, simulate
+from schedopt.tied_weights import exchanging_stages
 from schedopt.transfer import Tensor
 
 _Moment = tuple[int, int, int, int]
@@ -67,8 +68,7 @@ def actions_of(step: Simulation) -> Actions:
     _refuse_at_once(step)
     order = [placed for _, placed in sorted(_Lowering(step).actions())]
     if plan.rule.is_given:
-        ranks = gpu_ranks(plan)
-        order += [(ranks[stage.gpus[0]], Action(s, "U", 0)) for s, stage in enumerate(plan.stages)]
+        order += _at_the_end(plan)
     else:
         order = list(with_versions(plan.rule, when_needed(plan, order)))
     actions = Actions(tuple(order))
@@ -89,12 +89,16 @@ def process_gpus(plan: Plan) -> tuple[int, ...]:
 
 def sent_bytes(plan: Plan, send: Action) -> int:
     """Return what the transfer of one micro-batch carries, bytes."""
-    sent = "V" if send.is_gather else send.kind[-1]
-    (tensor,) = [tensor for tensor, letter in _SENT.items() if letter == sent]
     more: dict[str, Any] = {}
     if send.part is not None:
         more = {"source": 0, "target": 1, "chunk": send.part.chunk, "chunks": send.part.chunks}
     stage = min(send.stage, send.other_end.stage)
+    sent = "V" if send.is_gather else send.kind[-1]
+    if send.part is not None and send.part.other_stage is not None:
+        ends = (send.stage, send.part.other_stage)
+        source, stage = ends if send.is_send else ends[::-1]
+        sent, more = "G", more | {"source_stage": source, "mode": "reduce"}
+    (tensor,) = [tensor for tensor, letter in _SENT.items() if letter == sent]
     return transfer_bytes(plan, Transfer(tensor=tensor, stage=stage, shift=0, start_ns=0, **more))
 
 
@@ -108,6 +112,9 @@ def sending_end(plan: Plan, event: Event, ranks: Mapping[int, int]) -> Action:
         stage = transfer.stage + (transfer.tensor == "gradient")
         return Action(stage, kind, event.first, event.count)
     ends = ranks[event.source], ranks[event.gpu]
+    if transfer.source_stage is not None:
+        part = Part(*ends, other_stage=transfer.stage)
+        return Action(transfer.source_stage, "SEND_C", event.first, 1, None, part)
     part = Part(*ends, transfer.chunk, transfer.chunks, transfer.mode == "reduce")
     return Action(transfer.stage, kind, event.first, 1, None, part)
 
@@ -123,15 +130,8 @@ def _refuse_empty(plan: Plan) -> None:
 
 
 def _refuse(plan: Plan) -> None:
-    """Refuse weight halves of other replicas, and replicas that none makes agree."""
+    """Refuse weight halves of other replicas, and replicas or copies that none makes agree."""
     for number, transfer in enumerate(plan.pattern.transfers):
-        if transfer.source_stage is not None:
-            raise InputError(
-                "the gradients of copies of tied weights are not added up yet where a plan is run",
-                field=f"pattern.transfers[{number}].source_stage",
-                way_out="Train it with schedopt.torch.pipeline, or keep tied layers together "
-                "(without copy_tied_weights)",
-            )
         if transfer.tensor not in _SENT:
             raise InputError(
                 f"{transfer.tensor} is not sent yet where a plan is run",
@@ -147,6 +147,29 @@ def _refuse(plan: Plan) -> None:
                 field="rule.update_every",
                 way_out="Give the micro-batches of one update, or each stage one GPU",
             )
+
+    for number, _ in exchanging_stages(plan.chain, plan.stages):
+        if plan.stages[number].shard in ("gradient", "parameter"):
+            raise InputError(
+                f"stage {number} has copies of tied weights, whose gradients are added up whole, "
+                "and its own go home in parts",
+                field=f"stages[{number}].shard",
+                way_out="Share the optimizer state at most, or keep tied layers together",
+            )
+
+
+def _at_the_end(plan: Plan) -> Iterator[Placed]:
+    """Yield the updates behind a flush, behind the gradients of copies in other stages."""
+    ranks = gpu_ranks(plan)
+    own = [ranks[stage.gpus[0]] for stage in plan.stages]
+    for source, target in exchanging_stages(plan.chain, plan.stages):
+        part = Part(own[source], own[target], other_stage=target)
+        send = Action(source, "SEND_C", 0, 1, None, part)
+        receive = send.other_end
+        if own[source] != own[target]:
+            yield from ((own[source], send), (own[target], receive))
+        yield own[target], replace(receive, kind="ADD_COPY")
+    yield from ((own[stage], Action(stage, "U", 0)) for stage in range(len(plan.stages)))
 
 
 def _refuse_at_once(step: Simulation) -> None:
@@ -172,6 +195,7 @@ class _Lowering:
         self.owners = ShardOwners(step.plan)
         self.gathers = _index_gathers(step)
         self.sent = {(t.tensor, t.stage) for t in step.plan.pattern.transfers}
+        self.copies = self._index_copies()
 
     def actions(self) -> Iterator[tuple[_Moment, Placed]]:
         """Yield rank and action, each with its moment."""
@@ -185,7 +209,11 @@ class _Lowering:
             turn = 0 if not event.length_ns else 1 if isinstance(item, Transfer) else 2
             for place, placed in enumerate(self._own(event)):
                 yield (event.start_ns, turn, number, place), placed
-            behind = (*self._reductions(event), *self._free_transfers(event))
+            behind = (
+                *self._reductions(event),
+                *self._free_transfers(event),
+                *self.copies.get(number, ()),
+            )
             for place, placed in enumerate(behind, start=2):
                 yield (event.end_ns, 0, number, place), placed
             # Another rank waits for what is sent, and only operations of this one for the update,
@@ -226,10 +254,32 @@ class _Lowering:
         if isinstance(event.item, Operation) or event.item.tensor != "weight_gradient":
             return []
         return [
-            (rank, Action(end.stage, "REDUCE_GRAD", end.first, 1, None, end.part))
+            (rank, replace(end, kind="REDUCE_GRAD" if end.kind == "RECV_G" else "ADD_COPY"))
             for rank, end in self._own(event)
             if not end.is_send
         ]
+
+    def _index_copies(self) -> dict[int, list[Placed]]:
+        """Return what adds up gradients of copies on one GPU, by the event that makes the last."""
+        every, plan = self.plan.rule.update_every, self.plan
+        found: dict[int, list[Placed]] = defaultdict(list)
+        if every is None:
+            return found
+        for source, target in exchanging_stages(plan.chain, plan.stages):
+            half = "W" if self.step.has("W", source) else "B"
+            last: dict[tuple[int, int], tuple[int, int]] = {}
+            for number, event in enumerate(self.step.events):
+                item = event.item
+                if isinstance(item, Operation) and (item.kind, item.stage) == (half, source):
+                    for i in range(event.first, event.first + event.count):
+                        key = event.gpu, i // every
+                        last[key] = max(last.get(key, (0, 0)), (event.end_ns, number))
+            for (gpu, mini_batch), (_, number) in last.items():
+                if gpu in plan.stages[target].gpus:
+                    part = Part(self.ranks[gpu], self.ranks[gpu], other_stage=source)
+                    action = Action(target, "ADD_COPY", mini_batch * every, 1, None, part)
+                    found[number].append((self.ranks[gpu], action))
+        return found
 
     def _free_transfers(self, event: Event) -> Iterator[Placed]:
         """Yield the transfers of what an operation made, where a plan leaves them out as free."""

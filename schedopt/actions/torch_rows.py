@@ -111,6 +111,10 @@ def _check(plan: Plan, actions: Actions) -> None:
                 "do once for each group of parameters",
             )
     for _, action in actions.order:
+        if action.kind == "ADD_COPY":
+            raise _refused(
+                "chain.copied", f"the gradients of copies of tied weights are added up: {action}"
+            )
         if (action.first if action.kind == "U" else action.version or 0) > 0:
             raise _refused("rule.update_every", f"the weights are updated within a step: {action}")
 

@@ -13,6 +13,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Plan, Transfer
 from schedopt.rule import Rule
 from schedopt.simulation import Event, Simulation
+from schedopt.tied_weights import exchanging_stages
 
 Placed = tuple[int, Action]
 """Rank and action."""
@@ -61,10 +62,18 @@ class _Updates:
         for number, event in enumerate(step.events):
             name = self._name(step, event)
             if name:
-                chunk = event.item.chunk if isinstance(event.item, Transfer) else None
+                chunk = None
+                if isinstance(event.item, Transfer) and event.item.source_stage is None:
+                    chunk = event.item.chunk
                 for i in range(event.first, event.first + event.count):
                     key = name, event.item.stage, event.gpu, chunk, i // every
                     self.last[key] = max(self.last.get(key, _START), (event.end_ns, number))
+        own = {key: moment for key, moment in self.last.items() if key[0] == "own"}
+        for source, target in exchanging_stages(step.plan.chain, step.plan.stages):
+            for (_, stage, gpu, _, mini_batch), moment in own.items():
+                if stage == source and gpu in step.plan.stages[target].gpus:
+                    key = "own", target, gpu, None, mini_batch
+                    self.last[key] = max(self.last.get(key, _START), moment)
 
     def _name(self, step: Simulation, event: Event) -> str:
         """Return what an event brings to the weights of its stage; empty if nothing."""
@@ -136,7 +145,10 @@ class _Updates:
         """Return when the last gradient of a chunk is there."""
         return max(
             self._latest("own", stage, gpu, mini_batch),
-            self.last.get(("weight_gradient", stage, gpu, chunk, mini_batch), _START),
+            *(
+                self.last.get(("weight_gradient", stage, gpu, part, mini_batch), _START)
+                for part in (chunk, None)
+            ),
         )
 
     def _latest(self, name: str, stage: int, gpu: int, mini_batch: int) -> _Moment:
@@ -175,7 +187,7 @@ def when_needed(plan: Plan, order: Iterable[Placed]) -> Iterator[Placed]:
     waiting: dict[tuple[int, int], list[Placed]] = defaultdict(list)
     for rank, action in order:
         key = rank, action.stage
-        if action.kind == "REDUCE_GRAD":
+        if action.kind in ("REDUCE_GRAD", "ADD_COPY"):
             merging.add(key)
         merged = action.kind == "U" and key in merging and action.stage not in updated
         if merged or action.kind == "BROADCAST_PARAM":

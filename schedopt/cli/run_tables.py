@@ -201,6 +201,7 @@ def _told(discrepancy: Discrepancy) -> str:
         "SEND_F": "activation sent by",
         "SEND_B": "gradient sent by",
         "SEND_G": "gradient of weights sent between replicas of",
+        "SEND_C": "gradient of a copy of weights sent by",
         "SEND_V": "weights sent between replicas of",
         "SEND_P": "weights sent for an operation between replicas of",
     }

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from schedopt.running.rank import Rank
 from schedopt.running.records import Span
 from schedopt.running.replica_exchange import Mailbox
 from schedopt.running.workload import Workload
+
+_TAKING_IN: Final = ("REDUCE_GRAD", "ADD_COPY")
+"""What a message or an update does that adds up what came before it."""
 
 Step = Callable[[], list[Span]]
 """Runs a step and returns what ran."""
@@ -51,7 +55,7 @@ def step_in_one_process(ranks: Sequence[Rank]) -> list[Span]:
 
     def carry(send: Action, rank: Rank, peer: Rank) -> None:
         """Give another rank its own copy of what is sent."""
-        message = rank.exchange.message(send, rank.take, mailboxes[rank.number].get)
+        message = rank.message(send, rank.take, mailboxes[rank.number].get)
         came = peer.copied(message)
         if came is None or send.part is None:
             peer.put(send.other_end, came)
@@ -74,7 +78,9 @@ def step_in_one_process(ranks: Sequence[Rank]) -> list[Span]:
         elif action.kind == "BROADCAST_PARAM":
             deliver(rank, action)
             rank.take_weights(action)
-        elif not action.is_transfer and action.kind != "REDUCE_GRAD":
+        elif action.kind == "ADD_COPY" and action.part is not None and action.part.is_local:
+            carry(action.received.other_end, rank, rank)
+        elif not action.is_transfer and action.kind not in _TAKING_IN:
             deliver(rank, action)
             spans.append(rank.perform(action))
     for rank in ranks:
@@ -104,15 +110,15 @@ def step_over_links(rank: Rank, make_links: Callable[[], Links]) -> list[Span]:
             following = (one for one in rank.actions[number + 1 :] if one.reads_weights)
             for receive in rank.exchange.needs(next(following, action)):
                 links.announce(receive)
-        for receive in (*_receives(action), *rank.exchange.needs(action)):
-            if receive in expected:
-                tensor, since_ns = links.wait(receive)
-                rank.put(receive, tensor)
-                ready_ns = max(ready_ns, since_ns)
-                del tensor
+        from_others = [receive for receive in _receives(action) if receive in expected]
+        for receive in (*from_others, *rank.exchange.needs(action)):
+            tensor, since_ns = links.wait(receive)
+            rank.put(receive, tensor)
+            ready_ns = max(ready_ns, since_ns)
+            del tensor
         if action.kind == "BROADCAST_PARAM":
             rank.take_weights(action)
-        elif action.kind != "REDUCE_GRAD":
+        elif action.kind not in _TAKING_IN:
             spans.append(rank.perform(action, ready_ns))
             ready_ns = 0
         offer()

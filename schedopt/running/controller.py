@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from schedopt.running.records import Record, Span
 from schedopt.running.stand_in import shared_element
 from schedopt.running.synthetic import Sleeper, synthetic_inputs, synthetic_pieces
 from schedopt.running.synthetic_weights import Holding
-from schedopt.running.trained import Trained
-from schedopt.running.workload import Workload, name_parameters
+from schedopt.running.trained import Kept
+from schedopt.running.workload import Workload, name_parameters, tied_names
 
 
 class MicroBatches:
@@ -133,6 +134,7 @@ def _prepare_on(job: Job, loaded: Model, device: torch.device, group: Group) -> 
     model = on_device(loaded, device)
     part, pieces, boundaries = match_part(model, job.plan, group)
     batches = MicroBatches(model, job.microbatches, job.seed, device)
+    names = name_parameters(part.module, part.loss)
     work = Workload(
         plan=job.plan,
         actions=job.actions,
@@ -141,8 +143,9 @@ def _prepare_on(job: Job, loaded: Model, device: torch.device, group: Group) -> 
         optimizer=model.optimizer or choose_optimizer(job.optimizer),
         data=batches,
         before=batches.seed_layer,
-        names=name_parameters(part.module, part.loss),
+        names=names,
         device=device,
+        tied=tied_names(job.plan, pieces, names),
         group=group,
     )
     return Prepared(work, model, batches)
@@ -192,13 +195,13 @@ def run_controller(
     gather: Callable[[], None],
     steps: int,
     compare: bool,
-) -> tuple[list[Record], list[Trained]]:
+) -> tuple[list[Record], list[Kept]]:
     """Run all steps: one that is compared, one in which bytes are counted, and those timed.
 
     The ranks are those of this process, and `gather` waits until all processes are here. Returns
     what each rank measured, and what the first step did to its weights.
     """
-    trained = [Trained() for _ in ranks]
+    trained = [Kept() for _ in ranks]
     device = prepared.work.device
 
     def run(number: int) -> tuple[int, list[Span]]:
@@ -209,9 +212,11 @@ def run_controller(
     with training_mode():
         if prepared.batches is not None:
             # Gradients and the optimizer's state are there from then on.
-            _keep_gradients(ranks, trained if compare else [None] * len(ranks))
+            for rank, kept in zip(ranks, trained, strict=True):
+                keep_gradients(rank, kept if compare else None)
             run(0)
-            _keep_gradients(ranks, [None] * len(ranks))
+            for rank in ranks:
+                keep_gradients(rank, None)
         if compare and not prepared.work.plan.rule.is_given:
             for rank, kept in zip(ranks, trained, strict=True):
                 keep_weights(rank, kept)
@@ -253,16 +258,16 @@ def run_controller(
     return records, trained
 
 
-def _keep_gradients(ranks: Sequence[Rank], trained: Sequence[Trained | None]) -> None:
-    for rank, kept in zip(ranks, trained, strict=True):
-        for runtime in rank.stages.values():
-            runtime.weights.on_update = None if kept is None else kept.keep
+def keep_gradients(rank: Rank, kept: Kept | None) -> None:
+    """Keep the gradients that a rank applies from now on, or no longer."""
+    for stage, runtime in rank.stages.items():
+        runtime.weights.on_update = None if kept is None else partial(kept.keep, stage)
 
 
-def keep_weights(rank: Rank, trained: Trained) -> None:
+def keep_weights(rank: Rank, kept: Kept) -> None:
     """Keep what lies on a rank of the newest weights."""
-    for runtime in rank.stages.values():
-        trained.keep_weights(runtime.weights.values())
+    for stage, runtime in rank.stages.items():
+        kept.keep(stage, None, runtime.weights.values())
 
 
 def make_meter(rank: Rank) -> Meter:

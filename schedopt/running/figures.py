@@ -75,8 +75,14 @@ def predict(step: Simulation, spans: Sequence[Span] | None = None) -> Figures:
 
 
 def measure(plan: Plan, outcome: Outcome, steps: Sequence[Sequence[Span]]) -> Figures:
-    """Return the figures of what ran in each step, by one clock: of times the median over steps."""
+    """Return the figures of what ran in each step, by one clock: of times the median over steps.
+
+    Without updates in a plan, the gradients of copies are added up behind the step, as they are
+    applied.
+    """
     records = outcome.records
+    if plan.rule.is_given:
+        steps = [[span for span in spans if span.action.kind != "SEND_C"] for spans in steps]
     return Figures(
         **_of_times(steps, plan.pattern.k),
         memory_bytes=tuple(record.allocated_bytes or record.peak_bytes for record in records),

@@ -63,7 +63,6 @@ class ThreadLinks:
 
     def __init__(self, rank: Rank, room: Room, one_way: bool = False) -> None:
         self._rank, self._room = rank, room
-        self._exchange = rank.exchange
         self._changed = threading.Condition()
         self._offered: dict[Action, tuple[Tensor | None, int]] = {}
         self._taken = Mailbox[tuple[Tensor, int]](rank.exchange.uses)
@@ -83,7 +82,10 @@ class ThreadLinks:
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Give what a micro-batch made to be sent, as soon as it is there."""
         with self._changed:
-            self._offered[send] = tensor, time.monotonic_ns()
+            if tensor is not None and send.part is not None and send.part.is_local:
+                self._taken.put(send.other_end, (tensor, time.monotonic_ns()))
+            else:
+                self._offered[send] = tensor, time.monotonic_ns()
             self._changed.notify_all()
 
     def announce(self, receive: Action) -> None:
@@ -176,7 +178,7 @@ class ThreadLinks:
             ready.append(dated[1])
             return dated[0]
 
-        tensor = self._exchange.message(
+        tensor = self._rank.message(
             send,
             lambda send: noting(self._await(send)),
             lambda receive: noting(self._arrived(receive)),
@@ -250,7 +252,6 @@ class StreamLinks:
 
     def __init__(self, rank: Rank, room: Room) -> None:
         self._rank, self._room = rank, room
-        self._exchange = rank.exchange
         self._offered: dict[Action, Tensor | None] = {}
         self._under_way: dict[Action, tuple[Any, Tensor]] = {}
         self._taken = Mailbox[Tensor](rank.exchange.uses)
@@ -260,7 +261,10 @@ class StreamLinks:
 
     def offer(self, send: Action, tensor: Tensor | None) -> None:
         """Keep what a micro-batch made until the list comes to its sending end."""
-        self._offered[send] = tensor
+        if tensor is not None and send.part is not None and send.part.is_local:
+            self._taken.put(send.other_end, tensor)
+        else:
+            self._offered[send] = tensor
 
     def reach(self, action: Action) -> None:
         """Start an end of a transfer."""
@@ -268,7 +272,7 @@ class StreamLinks:
             work = self._rank.work
             peer = work.process(work.actions.peer(end))
             if end.is_send:
-                tensor = self._exchange.message(end, self._made, self._arrived)
+                tensor = self._rank.message(end, self._made, self._arrived)
                 if tensor is None:
                     tensor = torch.zeros_like(self._room(end.other_end))
                 tensor = tensor.contiguous()

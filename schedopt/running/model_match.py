@@ -41,12 +41,10 @@ class Boundary:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def match_part(
-    model: Model, plan: Plan, group: Group, *, sums_copies: bool = False
-) -> tuple[Model, list[Piece], list[Boundary]]:
+def match_part(model: Model, plan: Plan, group: Group) -> tuple[Model, list[Piece], list[Boundary]]:
     """Return the part of a model that a GPU of a tensor group has, cut as `match_model` does.
 
-    With `sums_copies` the chain may have copies of tied weights.
+    The chain may have copies of tied weights.
 
     Raises
     ------
@@ -55,8 +53,6 @@ def match_part(
     """
     part = split(model, group) if group.degree > 1 else model
     chain = plan.in_group(group.degree)
-    if not sums_copies:
-        _refuse_copies(chain)
     return part, *_match(part, chain, group.degree)
 
 
@@ -95,18 +91,13 @@ def match_model(model: Model, chain: Chain) -> tuple[list[Piece], list[Boundary]
         If the chain has no recipe or copies of tied weights, the model has other cuts, a layer
         fails, or bytes differ.
     """
-    _refuse_copies(chain)
-    return _match(model, chain, 1)
-
-
-def _refuse_copies(chain: Chain) -> None:
     if chain.copied:
         raise InputError(
-            "runs do not add up the gradients of copied weights",
+            "the stages alone do not add up the gradients of copied weights",
             field="chain.copied",
-            way_out="Train it with schedopt.torch.pipeline, run synthetic layers, Job(model=None), "
-            "or keep tied layers together",
+            way_out="Take schedopt.torch.pipeline or schedopt run, or keep tied layers together",
         )
+    return _match(model, chain, 1)
 
 
 def _match(model: Model, chain: Chain, tensor: int) -> tuple[list[Piece], list[Boundary]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -22,6 +22,7 @@ from schedopt.profiling.states import own_parameters
 from schedopt.running.records import Span
 from schedopt.running.replica_exchange import Exchange, Sum, chunk_of, follow
 from schedopt.running.stage_runtime import StageRuntime
+from schedopt.running.weight_row import Chunk, WeightRow
 from schedopt.running.weight_shards import ScatteredWeights, ShardedWeights, make_weights
 from schedopt.running.workload import Workload
 
@@ -29,11 +30,17 @@ from schedopt.running.workload import Workload
 def build_ranks(work: Workload) -> list[Rank]:
     """Return all ranks of a plan in this process, each with layers of its own."""
     # All copies are made before a rank gives away what is at home elsewhere.
-    works = [_with_copies(work, number) for number in range(len(work.actions.ranks))]
-    return [build_rank(own, number) for number, own in enumerate(works)]
+    numbers = range(len(work.actions.ranks))
+    works = [_with_copies(work, number, alone=False) for number in numbers]
+    return [_build(own, number) for number, own in enumerate(works)]
 
 
 def build_rank(work: Workload, number: int) -> Rank:
+    """Return the rank of this process."""
+    return _build(_with_copies(work, number, alone=True), number)
+
+
+def _build(work: Workload, number: int) -> Rank:
     """Return a rank of a plan; refuse stages that share parameters, but are updated apart."""
     plan, stages = work.plan, work.actions.stages(number)
     modules = [
@@ -74,22 +81,27 @@ def build_rank(work: Workload, number: int) -> Rank:
     return Rank(number, runtimes, work)
 
 
-def _with_copies(work: Workload, number: int) -> Workload:
-    """Return the work of a rank, with copies of the layers that a rank before it has as well."""
-    copied = [
-        layer
-        for stage in work.actions.stages(number)
-        if work.actions.owners[stage][0] != number
-        for layer in stage_layers(work.plan, stage)
-    ]
-    if not copied:
-        return work
+def _with_copies(work: Workload, number: int, *, alone: bool) -> Workload:
+    """Return the work of a rank with layers of its own, though other ranks are in its process.
+
+    Unless it is `alone` there, it has copies of the layers that a rank before it has as well. Each
+    stage has its own tied weights, of which a stage before it in the process has a copy, too.
+    """
+    mine = work.actions.stages(number)
+    before = mine if alone else range(len(work.plan.stages))
+    tied = [s for s in mine if any((one, s) in work.tied for one in before if one < s)]
+    others = () if alone else [s for s in mine if s not in tied]
+    again = [s for s in others if work.actions.owners[s][0] != number]
     pieces, names = list(work.pieces), dict(work.names)
-    copies = copy.deepcopy([work.pieces[layer] for layer in copied])
-    for layer, piece in zip(copied, copies, strict=True):
-        pairs = zip(work.pieces[layer].module.parameters(), piece.module.parameters(), strict=True)
-        names.update({id(mine): work.names[id(other)] for other, mine in pairs})
-        pieces[layer] = piece
+    for stages in (again, *([stage] for stage in tied)):
+        layers = [layer for stage in stages for layer in stage_layers(work.plan, stage)]
+        copies = copy.deepcopy([work.pieces[layer] for layer in layers])
+        for layer, piece in zip(layers, copies, strict=True):
+            pairs = zip(
+                work.pieces[layer].module.parameters(), piece.module.parameters(), strict=True
+            )
+            names.update({id(own): work.names[id(other)] for other, own in pairs})
+            pieces[layer] = piece
     return replace(work, pieces=pieces, names=names)
 
 
@@ -203,9 +215,20 @@ class Rank:
             self.meter.note(tensor)
 
     def room(self, receive: Action, device: torch.device) -> Tensor:
-        """Return room on a device for a chunk that comes from another replica."""
-        tensor = self.stages[receive.stage].weights.row.empty(chunk_of(receive), device)
+        """Return room on a device for a chunk that comes from another replica, or for a copy."""
+        tensor = self._row(receive).empty(chunk_of(receive), device)
         return self.received(receive, tensor)
+
+    def message(
+        self,
+        send: Action,
+        made: Callable[[Action], Tensor | None],
+        received: Callable[[Action], Tensor],
+    ) -> Tensor | None:
+        """Return what is sent, from what this rank made of it and the results of receives."""
+        return self.exchange.message(
+            send, made, lambda receive: self._summand(receive, chunk_of(send), received(receive))
+        )
 
     def received(self, receive: Action, tensor: Tensor) -> Tensor:
         """Return a chunk that came, with the bytes that it takes."""
@@ -239,11 +262,15 @@ class Rank:
             merges = alone | merges
         for chunk, total in merges.items():
             own = weights.gradients.chunk(action.first, chunk) if total.own else None
-            summed = total.add_up(own, self._received.__getitem__)
+            came = {
+                receive: self._summand(receive, chunk, self._received[receive])
+                for receive in total.receives
+            }
+            summed = total.add_up(own, came.__getitem__)
             assert summed is not None
             merged[chunk] = summed
         for receive in self.exchange.needs(action):
-            del self._received[receive]
+            self._received.pop(receive, None)
         if self.work.holding is not None:
             self.work.holding.update(action.stage, self.number)
         if isinstance(weights, ShardedWeights):
@@ -313,11 +340,27 @@ class Rank:
                     raise ValueError(f"{action} is not an operation")
         return None
 
+    def _row(self, end: Action) -> WeightRow:
+        """Return the parameters of which a chunk goes from rank to rank, or all of a copy."""
+        row = self.stages[end.stage].weights.row
+        if end.part is None or end.part.other_stage is None:
+            return row
+        return row.of(self.work.tied.get((end.stage, end.part.other_stage), ()))
+
+    def _summand(self, receive: Action, chunk: Chunk, came: Tensor) -> Tensor:
+        """Return what came as it is added to a chunk."""
+        if receive.kind != "RECV_C":
+            return came
+        return self.stages[receive.stage].weights.row.spread(chunk, self._row(receive), came)
+
     def _share_gradient(self, action: Action, micro_batch: int) -> None:
         """Let other replicas have what a backward was the last to add to."""
         gradients = self.stages[action.stage].weights.gradients
         mini_batch = micro_batch // self.work.update_every
         for send in self.exchange.sends_after.get((action.stage, action.kind, micro_batch), ()):
+            if send.kind == "SEND_C":
+                self._outgoing[send] = gradients.row(mini_batch, self._row(send))
+                continue
             self._outgoing[send] = gradients.chunk(mini_batch, chunk_of(send))
             if send.part is not None and send.part.is_taken:
                 gradients.taken(mini_batch, chunk_of(send))

@@ -18,8 +18,7 @@ from schedopt.profiling.pieces import blaming
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
 from schedopt.running.records import Outcome, Record
-from schedopt.running.trained import WHOLE, Split, Trained, difference, put_together
-from schedopt.running.weight_row import Slice
+from schedopt.running.trained import WHOLE, Kept, Split, Trained, difference, put_together
 from schedopt.running.workload import Workload
 
 Tensors = Mapping[str, Tensor]
@@ -37,17 +36,16 @@ def train_in_one_process(model: Model, work: Workload) -> tuple[Trained, str]:
 
 def compare_with_reference(
     records: Sequence[Record],
-    trained: Sequence[Trained],
+    kept: Sequence[Kept],
     reference: tuple[Trained, str] | None,
     is_given: bool,
     split: Split = WHOLE,
 ) -> Outcome:
     """Return what all processes measured, compared with what one did.
 
-    `trained` is what the first step did to the weights of each, those of a tensor group one behind
-    the other, `reference` what
-    `train_in_one_process` returned: None if nothing is compared. Under a rule that is given weights
-    are not updated within a step.
+    `kept` is what the first step did to the weights of each, those of a tensor group one behind
+    the other, `reference` what `train_in_one_process` returned: None if nothing is compared. Under
+    a rule that is given weights are not updated within a step.
     """
     if reference is None:
         return Outcome(
@@ -57,7 +55,7 @@ def compare_with_reference(
             compared_with="",
         )
     alone, how = reference
-    members = [put_together(trained[member :: split.degree]) for member in range(split.degree)]
+    members = [put_together(kept[member :: split.degree]) for member in range(split.degree)]
     # The square root of the smallest step of the least precise numbers above 1.
     precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
     return Outcome(
@@ -98,9 +96,7 @@ def train_unsplit(model: Model, work: Workload) -> Trained | None:
     for parameter in trained.values():
         if parameter.grad is not None:
             parameter.grad /= count
-    kept = Trained()
-    kept.keep(0, _gradients(trained))
-    return kept
+    return Trained({(0, name): own for name, own in _gradients(trained).items()})
 
 
 def emulate(work: Workload) -> Trained:
@@ -115,7 +111,7 @@ def emulate(work: Workload) -> Trained:
         if (micro_batch + 1) % every == 0:
             emulation.update(micro_batch // every, every)
     for name, parameter in emulation.parameters.items():
-        emulation.kept.weights[name] = parameter.detach().to("cpu", copy=True)
+        emulation.kept.keep(None, name, parameter.detach().to("cpu", copy=True))
     return emulation.kept
 
 
@@ -182,7 +178,8 @@ class _Emulation:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 parameter.grad /= count
-        self.kept.keep(mini_batch, _gradients(self.parameters))
+        for name, gradient in _gradients(self.parameters).items():
+            self.kept.keep(mini_batch, name, gradient)
         for stage, optimizer in enumerate(self.optimizers):
             if optimizer is not None:
                 optimizer.step()
@@ -273,9 +270,12 @@ class _Emulation:
             yield known
 
 
-def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[Slice, Tensor]:
+def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return copies of gradients on the host."""
     return {
-        Slice.whole(name, own): own.grad for name, own in parameters.items() if own.grad is not None
+        name: own.grad.detach().to("cpu", copy=True)
+        for name, own in parameters.items()
+        if own.grad is not None
     }
 
 

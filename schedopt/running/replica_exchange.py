@@ -1,9 +1,12 @@
-"""What one rank gives to other replicas of its stages, and what it makes of what it takes.
+"""What one rank gives to other replicas and copies, and what it makes of what it takes.
 
 What a rank sends of a gradient is the sum of what stands before the sending end in its list: what
 its backwards added since something took the place of it, and what came. So the list alone says
 what each message is the sum of, and a thread can add it up as soon as the last summand is there,
 whatever the rank computes meanwhile.
+
+Of a copy of tied weights in another stage comes what one rank there has made alone, and it is added
+to each chunk that has a part of it.
 
 What came lies there until an update takes it in, and a copy of what is to be sent until it is sent:
 memory which the account does not count, at most another gradient and another version of a stage.
@@ -175,6 +178,12 @@ class _Gradient:
         self.received[chunk] = ()
         self.since[chunk] = len(self.added)
 
+    def add_copy(self, addition: Action, chunks: int) -> None:
+        """Add the gradient of a copy in another stage to all chunks."""
+        self.chunks = chunks
+        for chunk in range(chunks):
+            self.received[chunk] = (*self.received.get(chunk, ()), addition.received)
+
     def take(self, reduction: Action) -> None:
         assert reduction.part is not None
         chunk, self.chunks = chunk_of(reduction)
@@ -189,6 +198,11 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
     exchange = Exchange()
     gradients: dict[StageMiniBatch, _Gradient] = defaultdict(_Gradient)
     copies: dict[tuple[int, Chunk, int | None], Action] = {}
+    chunks = {
+        action.stage: action.part.chunks
+        for action in actions
+        if action.part is not None and action.part.other_stage is None
+    }
     for action in actions:
         stage = action.stage
         key = stage, action.first if action.is_of_mini_batch else action.first // update_every
@@ -200,6 +214,13 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
                     exchange.backwards[of] += 1
             case "REDUCE_GRAD":
                 gradients[key].take(action)
+            case "SEND_C":
+                exchange.sends_after[gradients[key].added[-1]].append(action)
+            case "ADD_COPY" if action.part is not None and action.part.other_stage is not None:
+                gradients[key].add_copy(action, chunks.get(stage, 1))
+                if action.part.is_local:
+                    made = gradients[action.part.other_stage, key[1]].added[-1]
+                    exchange.sends_after[made].append(action.received.other_end)
             case "SEND_G":
                 total = exchange.sums[action] = gradients[key].sum(chunk_of(action)[0])
                 exchange.uses.update(total.receives)
@@ -210,10 +231,10 @@ def follow(actions: Sequence[Action], update_every: int) -> Exchange:
             case "U":
                 gradient = gradients[key]
                 exchange.updates[key] += 1
-                count, chunks = gradient.chunks, tuple(sorted(gradient.received))
+                count, merged = gradient.chunks, tuple(sorted(gradient.received))
                 if action.share is not None:
-                    count, chunks = action.share.of, action.share.chunks
-                exchange.merges[action] = [((c, count), gradient.sum(c)) for c in chunks]
+                    count, merged = action.share.of, action.share.chunks
+                exchange.merges[action] = [((c, count), gradient.sum(c)) for c in merged]
                 exchange.uses.update(exchange.needs(action))
             case "RECV_V":
                 exchange.arrivals[key].append(action)

@@ -25,32 +25,36 @@ class Trained:
         The mean gradient of each mini-batch, by mini-batch and parameter, on the host.
     weights : dict of str to Tensor
         After the step, on the host.
-    slices : dict
-        Of parameters that are at home on several ranks, by mini-batch and slice, without a
-        mini-batch of the weights.
     """
 
     gradients: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    slices: dict[tuple[int | None, Slice], Tensor] = field(default_factory=dict)
 
-    def keep(self, mini_batch: int, gradients: Mapping[Slice, Tensor]) -> None:
-        """Keep the gradients of a mini-batch."""
-        for piece, gradient in gradients.items():
-            copied = gradient.detach().to("cpu", copy=True)
-            if piece.is_whole:
-                self.gradients[mini_batch, piece.name] = copied
-            else:
-                self.slices[mini_batch, piece] = copied
+    def keep(self, mini_batch: int | None, name: str, tensor: Tensor) -> None:
+        """Keep the gradient of a mini-batch, or without one the weights."""
+        if mini_batch is None:
+            self.weights[name] = tensor
+        else:
+            self.gradients[mini_batch, name] = tensor
 
-    def keep_weights(self, values: Mapping[Slice, Tensor]) -> None:
-        """Keep the weights after the step."""
+
+@dataclass(frozen=True)
+class Kept:
+    """What a step did to the weights that a rank has, of each stage.
+
+    Parameters
+    ----------
+    tensors : dict
+        On the host, by stage, mini-batch and slice of a parameter; those of weights, after the
+        step, without a mini-batch.
+    """
+
+    tensors: dict[tuple[int, int | None, Slice], Tensor] = field(default_factory=dict)
+
+    def keep(self, stage: int, mini_batch: int | None, values: Mapping[Slice, Tensor]) -> None:
+        """Keep the gradients of a mini-batch, or without one the weights."""
         for piece, own in values.items():
-            copied = own.detach().to("cpu", copy=True)
-            if piece.is_whole:
-                self.weights[piece.name] = copied
-            else:
-                self.slices[None, piece] = copied
+            self.tensors[stage, mini_batch, piece] = own.detach().to("cpu", copy=True)
 
 
 @dataclass(frozen=True)
@@ -102,27 +106,27 @@ def _shapes(work: Workload) -> dict[str, torch.Size]:
     }
 
 
-def put_together(parts: Sequence[Trained]) -> list[Trained]:
-    """Return what ranks have whole, and behind that what several of them have in slices.
+def put_together(parts: Sequence[Kept]) -> list[Trained]:
+    """Return what ranks have whole, each of its stages, and what several have of one in slices.
 
     What is not there from its first element to its last is left out.
     """
-    found: dict[tuple[int | None, str], list[tuple[Slice, Tensor]]] = defaultdict(list)
-    for part in parts:
-        for (mini_batch, piece), tensor in part.slices.items():
-            found[mini_batch, piece.name].append((piece, tensor))
-    joined = Trained()
-    for (mini_batch, name), slices in found.items():
+    whole: dict[tuple[int, int], Trained] = defaultdict(Trained)
+    found: dict[tuple[int, int | None, str], list[tuple[Slice, Tensor]]] = defaultdict(list)
+    for rank, part in enumerate(parts):
+        for (stage, mini_batch, piece), tensor in part.tensors.items():
+            if piece.is_whole:
+                whole[stage, rank].keep(mini_batch, piece.name, tensor)
+            else:
+                found[stage, mini_batch, piece.name].append((piece, tensor))
+    joined: dict[int, Trained] = defaultdict(Trained)
+    for (stage, mini_batch, name), slices in found.items():
         ordered = sorted(slices, key=lambda one: one[0])
         ends = [0, *(piece.end for piece, _ in ordered)]
         if [piece.begin for piece, _ in ordered] != ends[:-1] or ends[-1] != ordered[0][0].count:
             continue
-        row = torch.cat([tensor for _, tensor in ordered])
-        if mini_batch is None:
-            joined.weights[name] = row
-        else:
-            joined.gradients[mini_batch, name] = row
-    return [*parts, joined]
+        joined[stage].keep(mini_batch, name, torch.cat([tensor for _, tensor in ordered]))
+    return [*whole.values(), *joined.values()]
 
 
 def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor]) -> float:

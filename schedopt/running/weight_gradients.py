@@ -124,6 +124,10 @@ class Gradients:
         self._shares[mini_batch] = 1
         self.used(mini_batch)
 
+    def row(self, mini_batch: int, row: WeightRow) -> Tensor:
+        """Return a copy of the gradients of some parameters, 0 where there is none."""
+        return row.read((0, 1), self._of(mini_batch))
+
     def chunk(self, mini_batch: int, chunk: Chunk) -> Tensor:
         """Return a copy of a chunk of the gradients of a mini-batch, 0 where there is none."""
         if mini_batch in self._at_home:

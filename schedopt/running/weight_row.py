@@ -8,7 +8,7 @@ parameters do not travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
@@ -95,6 +95,16 @@ class WeightRow:
             return whole.reshape(-1)[piece.begin : piece.end]
 
         return self.join(chunk, part)
+
+    def spread(self, chunk: Chunk, part: WeightRow, values: Tensor) -> Tensor:
+        """Return a chunk that has the values of a row of some of the parameters, and 0 besides."""
+        named = {piece.name: own for piece, own in part.split((0, 1), values)}
+        devices = {name: self._parameters[name].device for name in named}
+        return self.read(chunk, {name: own.to(devices[name]) for name, own in named.items()})
+
+    def of(self, names: Iterable[str]) -> WeightRow:
+        """Return the row of some of the parameters, in this order."""
+        return WeightRow({name: self._parameters[name] for name in names})
 
     def write(
         self, chunk: Chunk, values: Tensor, target: Callable[[nn.Parameter], Tensor | None]

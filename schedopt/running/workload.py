@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from schedopt.profiling.group_operators import ALONE, Group
 from schedopt.profiling.pieces import Piece
 from schedopt.running.model_match import Boundary
 from schedopt.running.stage_runtime import Before, Data
+from schedopt.tied_weights import exchanging_stages
 
 if TYPE_CHECKING:
     from schedopt.profiling.model import OptimizerFactory
@@ -46,6 +47,8 @@ class Workload:
         Copies what a stage hands to another one.
     holding : Holding or None
         What weights take, in bytes and time, where the layers have none.
+    tied : mapping of (int, int) to sequence of str
+        Which trained parameters two stages have copies of: see `tied_names`.
     group : Group
         The tensor group of this process, in which it has a part of each layer.
     """
@@ -62,6 +65,7 @@ class Workload:
     begin: Callable[[int | None], None] = lambda ready_ns: None
     copy: Callable[[Tensor], Tensor] = torch.clone
     holding: Holding | None = None
+    tied: Mapping[tuple[int, int], Sequence[str]] = field(default_factory=dict)
     group: Group = ALONE
 
     def process(self, rank: int) -> int:
@@ -81,3 +85,25 @@ def name_parameters(model: nn.Module, loss: Any) -> dict[int, str]:
         for name, parameter in loss.named_parameters():
             names.setdefault(id(parameter), f"loss.{name}")
     return names
+
+
+def tied_names(
+    plan: Plan, pieces: Sequence[Piece], names: Mapping[int, str]
+) -> dict[tuple[int, int], list[str]]:
+    """Return the trained parameters that two stages share in the model, for each such pair.
+
+    Each pair in both directions, and the names in one order.
+    """
+
+    def trained(stage: int) -> set[str]:
+        return {
+            names[id(parameter)]
+            for layer in plan.stages[stage].layer_range
+            for parameter in pieces[layer].module.parameters()
+            if parameter.requires_grad
+        }
+
+    return {
+        (one, other): sorted(trained(one) & trained(other))
+        for one, other in exchanging_stages(plan.chain, plan.stages)
+    }

@@ -44,12 +44,17 @@ class Copies:
 
 
 def without_sums(plan: Plan) -> Plan:
-    """Return a plan without the transfers that add up gradients of copies: `Copies.sum` does it."""
-    pattern = plan.pattern
-    kept = tuple(one for one in pattern.transfers if one.source_stage is None)
-    if len(kept) == len(pattern.transfers):
+    """Return a plan in which nothing adds up gradients of copies: `Copies.sum` does it."""
+    if not plan.chain.copied:
         return plan
-    return replace(plan, pattern=replace(pattern, transfers=kept))
+    kept = tuple(one for one in plan.pattern.transfers if one.source_stage is None)
+    variants = [replace(one, chain=replace(one.chain, copied=())) for one in plan.variants]
+    return replace(
+        plan,
+        chain=replace(plan.chain, copied=()),
+        variants=tuple(variants),
+        pattern=replace(plan.pattern, transfers=kept),
+    )
 
 
 def find_copies(

@@ -72,8 +72,8 @@ def pipeline(
         As `split`; and for a plan that torch's runtime or FSDP cannot run, another number of
         processes than the plan has GPUs with a stage, or a torch without such a runtime.
     """
-    checked = without_sums(valid_plan(plan))
-    actions = make_actions(checked, microbatches)
+    checked = valid_plan(plan)
+    actions = make_actions(without_sums(checked), microbatches)
     grid = find_grid(checked)
     ranks = gpu_ranks(checked)
     lanes = [[ranks[gpu] for gpu in grid.lane(replica)] for replica in range(grid.replicas)]
@@ -85,7 +85,7 @@ def pipeline(
     stages = rows[replica].stages[lane.index(ranks[grid.processes[number] - member])]
     built = model_of(model)
     mesh = make_mesh(grid, place)
-    part, pieces, boundaries = match_part(built, checked, tensor_group(mesh), sums_copies=True)
+    part, pieces, boundaries = match_part(built, checked, tensor_group(mesh))
     evaluated, no_evaluation = _in_evaluation(part, checked, grid.tensor, pieces)
     batch = MiniBatch(built, microbatches, place)
     whole = WholeState.of(built)

@@ -22,6 +22,9 @@ def other_end(action: Action) -> Action:
     way, what = action.kind.split("_")
     step = 0 if action.part else 1 if (way == "SEND") == (what == "F") else -1
     kind: Any = f"{'RECV' if way == 'SEND' else 'SEND'}_{what}"
+    if action.part and action.part.other_stage is not None:
+        part = replace(action.part, other_stage=action.stage)
+        return replace(action, stage=action.part.other_stage, kind=kind, part=part)
     return replace(action, stage=action.stage + step, kind=kind)
 
 

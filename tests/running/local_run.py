@@ -22,12 +22,12 @@ from schedopt.profiling import Model, profile
 from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece
 from schedopt.running.backends import step_in_one_process
-from schedopt.running.controller import MicroBatches
+from schedopt.running.controller import MicroBatches, keep_gradients, keep_weights
 from schedopt.running.figures import predict
 from schedopt.running.model_match import Boundary, trace_boundaries
 from schedopt.running.rank import Rank, build_ranks
-from schedopt.running.trained import Trained, put_together
-from schedopt.running.workload import Workload, name_parameters
+from schedopt.running.trained import Kept, Trained, put_together
+from schedopt.running.workload import Workload, name_parameters, tied_names
 from schedopt.simulation import Simulation
 from tests.budgets import PROFILE
 from tests.random_plans import fill
@@ -167,20 +167,18 @@ class LocalRun:
         """Run the next step; return the gradients that each rank applies, and its weights."""
         self.batches.load(self.steps)
         self.steps += 1
-        kept = [Trained() for _ in self.ranks]
+        kept = [Kept() for _ in self.ranks]
         for rank, own in zip(self.ranks, kept, strict=True):
-            for stage in rank.stages.values():
-                stage.weights.on_update = own.keep
+            keep_gradients(rank, own)
         step_in_one_process(self.ranks)
         self.done = Trained()
         for rank, own in zip(self.ranks, kept, strict=True):
-            for stage in rank.stages.values():
-                own.keep_weights(stage.weights.values())
-        kept = put_together(kept)
-        for own in kept:
-            self.done.gradients.update(own.gradients)
-            self.done.weights.update(own.weights)
-        return kept
+            keep_weights(rank, own)
+        found = put_together(kept)
+        for one in found:
+            self.done.gradients.update(one.gradients)
+            self.done.weights.update(one.weights)
+        return found
 
     def inputs(self) -> list[Tensor]:
         """Return the input of each micro-batch of the step that is loaded."""
@@ -205,6 +203,7 @@ def prepare(
     own = replace(model, module=module, loss=loss)
     batches = MicroBatches(own, count, seed, torch.device("cpu"))
     batches.load(0)
+    names = name_parameters(module, loss)
     work = Workload(
         plan=plan,
         actions=make_actions(plan, count),
@@ -213,8 +212,9 @@ def prepare(
         optimizer=optimizer,
         data=batches,
         before=batches.seed_layer,
-        names=name_parameters(module, loss),
+        names=names,
         device=torch.device("cpu"),
+        tied=tied_names(plan, pieces, names),
     )
     return work, own, batches
 

@@ -11,12 +11,12 @@ from schedopt import Plan
 from schedopt.errors import InputError
 from schedopt.profiling import Model
 from schedopt.running.backends import make_room, step_over_links
-from schedopt.running.controller import keep_weights
+from schedopt.running.controller import keep_gradients, keep_weights
 from schedopt.running.links import Links, StreamLinks, ThreadLinks
 from schedopt.running.rank import Rank, build_rank
 from schedopt.running.records import Span
 from schedopt.running.torch_runtime import TorchRuntime
-from schedopt.running.trained import Trained
+from schedopt.running.trained import Kept, put_together
 from tests.running import by_hand
 from tests.running.local_run import gradients, prepare
 from tests.running.networks import CASES, buffers
@@ -72,7 +72,11 @@ def _run_runtime(runtime: TorchRuntime, model: Model) -> list[Any]:
 def _run_links(rank: Rank, model: Model, engine: str) -> list[Any]:
     results = []
     for kept, spans in _steps(rank, engine):
-        means = {name: gradient for (_, name), gradient in kept.gradients.items()}
+        means = {
+            name: gradient
+            for own in put_together([kept])
+            for (_, name), gradient in own.gradients.items()
+        }
         results.append((means, _readable(spans), dict(rank.losses), buffers(model.module)))
     return results
 
@@ -84,9 +88,8 @@ def _steps(
     room = make_room(rank, rank.work.device)
     for step in range(STEPS):
         load(step)
-        kept = Trained()
-        for stage in rank.stages.values():
-            stage.weights.on_update = kept.keep
+        kept = Kept()
+        keep_gradients(rank, kept)
         yield kept, step_over_links(rank, lambda: LINKS[engine](rank, room))
 
 
@@ -99,9 +102,11 @@ def _readable(spans: Iterable[Span]) -> list[tuple[int, str, int, int]]:
     ]
 
 
-def run_replicated(rank: int, plan: Plan, count: int, engine: str) -> list[Trained]:
+def run_replicated(
+    rank: int, plan: Plan, count: int, engine: str, net: Callable[[], Model] = by_hand.net
+) -> list[Kept]:
     """Run a plan with replicas; return gradients and weights after each step."""
-    work, _, batches = prepare(plan, by_hand.net(), count, by_hand.sgd)
+    work, _, batches = prepare(plan, net(), count, by_hand.sgd)
     own = build_rank(work, rank)
     results = []
     for kept, _ in _steps(own, engine, batches.load):
