@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
+from schedopt.bench.general import GENERAL
 from schedopt.bench.records import InstanceKey
+from schedopt.chain import Chain
 from schedopt.errors import InputError, InvalidPlanError
 from schedopt.platform import MOST_GPUS, Platform
+from schedopt.problem import training_step
 from schedopt.proofs import Proof
 from schedopt.result import Status
+from schedopt.scope import Scope
 from schedopt.units import format_bandwidth, format_bytes
 from schedopt.validation import STRICT, Ratio, check_ratio, check_whole
 
@@ -90,7 +94,11 @@ class NoPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BestKnown:
-    """The best that is known of one instance."""
+    """The best that is known of one instance.
+
+    With a batch it is a training step of so many samples, in as many micro-batches: period and
+    bound are those of a micro-batch, the step over their number.
+    """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -100,6 +108,8 @@ class BestKnown:
     gpus: int
     memory_bytes: int
     bandwidth_bytes_per_s: int | None = None
+    batch: int | None = None
+    microbatches: int | None = None
     status: Status = "unknown"
     """*optimal* where plan and bound are equal."""
     plan: BestPlan | None = None
@@ -110,7 +120,12 @@ class BestKnown:
         check_whole(self, "layers", low=1)
         check_whole(self, "gpus", low=1, high=MOST_GPUS)
         check_whole(self, "memory_bytes")
-        check_whole(self, "bandwidth_bytes_per_s", low=1, optional=True)
+        for name in ("bandwidth_bytes_per_s", "batch", "microbatches"):
+            check_whole(self, name, low=1, optional=True)
+        if (self.batch is None) != (self.microbatches is None):
+            raise InputError(
+                "belongs to a batch, and the other way round", field="microbatches", way_out=WAY_OUT
+            )
         if _is_refuted(self.plan, self.bound, self.no_plan):
             raise InputError(
                 "is refuted by what else is said to be proven",
@@ -126,7 +141,18 @@ class BestKnown:
     @property
     def instance(self) -> InstanceKey:
         """What identifies it."""
-        return self.chain_sha256, self.gpus, self.memory_bytes, self.bandwidth_bytes_per_s
+        machine = self.gpus, self.memory_bytes, self.bandwidth_bytes_per_s
+        return self.chain_sha256, *machine, self.batch
+
+    def scope(self, chain: Chain) -> Scope:
+        """Return the plans of the chain that it speaks of.
+
+        Raises
+        ------
+        InputError
+            If micro-batches of the chain do not make the batch.
+        """
+        return scope_of(chain, self.platform, self.batch)
 
     @property
     def platform(self) -> Platform:
@@ -136,7 +162,9 @@ class BestKnown:
     def __str__(self) -> str:
         rate = self.bandwidth_bytes_per_s
         links = "free transfers" if rate is None else format_bandwidth(rate)
-        return f"{self.chain} on {self.gpus} GPUs of {format_bytes(self.memory_bytes)}, {links}"
+        step = "" if self.batch is None else f", a step of {self.batch} samples"
+        where = f"{self.gpus} GPUs of {format_bytes(self.memory_bytes)}, {links}"
+        return f"{self.chain} on {where}{step}"
 
     def learn(
         self,
@@ -161,6 +189,11 @@ class BestKnown:
             )
         status = _status(plan, bound, no_plan)
         return replace(self, status=status, plan=plan, bound=bound, no_plan=no_plan)
+
+
+def scope_of(chain: Chain, platform: Platform, batch: int | None) -> Scope:
+    """Return the plans of which the best is looked for: `GENERAL`, or the widest of a batch."""
+    return GENERAL if batch is None else training_step(chain, platform, batch).scope
 
 
 def _is_refuted(plan: BestPlan | None, bound: BestBound | None, no_plan: NoPlan | None) -> bool:

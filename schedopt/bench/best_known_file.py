@@ -35,7 +35,7 @@ class BestKnownList:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     scope: Scope
-    """The plans that all of it speaks of."""
+    """The plans that all of it speaks of but for training steps: see `BestKnown.scope`."""
     instances: tuple[BestKnown, ...]
 
     def __post_init__(self) -> None:
@@ -87,9 +87,12 @@ class BestKnownFile:
         """
         new = _blank(record)
         old = self._known.get(record.instance, new)
+        scope = old.scope(result.problem.chain)
         names = ("date", "machine", "schedopt")
         by = Origin(solver=record["solver"], **{name: record.conditions[name] for name in names})
-        known = old.learn(_plan(new, result, by), _bound(result, by), _no_plan(result, by))
+        known = old.learn(
+            _plan(new, result, by), _bound(scope, result, by), _no_plan(scope, result, by)
+        )
         if known == old and old is not new:
             return
         if known.plan is not None:
@@ -117,14 +120,15 @@ class BestKnownFile:
         assert known.plan is not None
         assert found.plan is not None
         bounds: tuple[Bound, ...] = ()
+        scope = known.scope(found.plan.chain)
         if known.bound is not None:
-            bounds = (Bound(exact=known.bound.exact, scope=GENERAL, proof=known.bound.proof),)
+            bounds = (Bound(exact=known.bound.exact, scope=scope, proof=known.bound.proof),)
         path = self.path.parent / known.plan.certificate
         make_folder(path.parent)
         replace(
             found,
-            problem=replace(found.problem, scope=GENERAL),
-            plan=replace(found.plan, scope=GENERAL),
+            problem=replace(found.problem, scope=scope),
+            plan=replace(found.plan, scope=scope),
             status=known.status,
             bounds=bounds,
             ladder=(),
@@ -159,7 +163,8 @@ def _check_certificate(known: BestKnown, result: Result) -> None:
     said: dict[str, tuple[object, object]] = {
         "chain_sha256": (result.plan.chain.sha256, known.chain_sha256),
         "platform": (result.plan.platform, known.platform),
-        "scope": (result.plan.scope, GENERAL),
+        "scope": (result.plan.scope, known.scope(result.plan.chain)),
+        "microbatches": (result.plan.scope.microbatches, known.microbatches),
         "pattern.period_total_ns": (result.period, known.plan.period),
         "bounds": (result.lower_bound, bound),
         "status": (result.status, known.status),
@@ -177,7 +182,9 @@ def _check_certificate(known: BestKnown, result: Result) -> None:
 
 def _blank(record: Record) -> BestKnown:
     names = ("chain", "chain_sha256", "layers", "gpus", "memory_bytes", "bandwidth_bytes_per_s")
-    return BestKnown(**{name: record[name] for name in names})
+    given = {name: record[name] for name in names}
+    count = record["scope"].microbatches
+    return BestKnown(**given, batch=record["batch"], microbatches=count)
 
 
 def _plan(known: BestKnown, result: Result, by: Origin) -> BestPlan | None:
@@ -187,6 +194,8 @@ def _plan(known: BestKnown, result: Result, by: Origin) -> BestPlan | None:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", known.chain)[:60]
     links = "free" if rate is None else str(rate)
     where = f"{known.gpus}x{known.memory_bytes}-{links}"
+    if known.batch is not None:
+        where += f"-batch-{known.batch}"
     return BestPlan(
         period_exact=result.period.as_integer_ratio(),
         certificate=f"{PLANS}/{name}-{known.chain_sha256[:8]}-{where}.plan.json",
@@ -194,16 +203,16 @@ def _plan(known: BestKnown, result: Result, by: Origin) -> BestPlan | None:
     )
 
 
-def _bound(result: Result, by: Origin) -> BestBound | None:
-    holding = [bound for bound in result.bounds if bound.scope.covers(GENERAL)]
+def _bound(scope: Scope, result: Result, by: Origin) -> BestBound | None:
+    holding = [bound for bound in result.bounds if bound.scope.covers(scope)]
     if not holding:
         return None
     best = max(holding, key=lambda bound: bound.period)
     return BestBound(exact=best.exact, proof=best.proof, by=by)
 
 
-def _no_plan(result: Result, by: Origin) -> NoPlan | None:
+def _no_plan(scope: Scope, result: Result, by: Origin) -> NoPlan | None:
     why = result.infeasibility
-    if why is None or not why.scope.covers(GENERAL):
+    if why is None or not why.scope.covers(scope):
         return None
     return NoPlan(proof=why.proof, by=by)

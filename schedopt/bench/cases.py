@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -46,6 +47,8 @@ class SolverInstance:
     platform: Platform
     level: str
     """Memory of a GPU over the least with which a contiguous plan exists, or "own"."""
+    batch: int | None = None
+    """Samples of a training step; None: micro-batches go on for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +60,16 @@ class Grid:
     """Memory of a GPU over the least with which a contiguous plan exists."""
     bandwidths: tuple[int | None, ...]
     """Bytes per second of each link; None: transfers are free."""
+    batches: tuple[int | None, ...] = (None,)
+    """Samples of a training step; None: micro-batches go on for ever."""
 
     def instances(self, chains: Iterable[Chain]) -> Iterator[SolverInstance]:
-        """Yield every chain with every number of GPUs, bandwidth and memory level."""
+        """Yield every chain with every number of GPUs, bandwidth, memory level and batch."""
         for chain, count, rate in product(chains, self.gpus, self.bandwidths):
             least = least_memory(chain, count, rate)
-            for level in self.levels:
+            for level, batch in product(self.levels, self.batches):
                 platform = Platform(count, ceil(least * level), bandwidth=rate)
-                yield SolverInstance(chain, platform, str(level))
+                yield SolverInstance(chain, platform, str(level), batch)
 
 
 FULL: Final = Grid(
@@ -106,6 +111,17 @@ def load_chains(folder: Path) -> list[Chain]:
             source=str(folder),
         )
     return [Chain.load(path) for path in paths]
+
+
+@contextmanager
+def naming_chain(chain: Chain) -> Iterator[None]:
+    """Let an input error say which chain it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{chain.name or 'a chain'}: {error.rule}", field=error.field, way_out=error.way_out
+        ) from None
 
 
 def solve_problem(problem: Problem, **options: Any) -> Result:

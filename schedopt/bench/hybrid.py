@@ -14,7 +14,6 @@ from schedopt.bench.general import TIGHT, chain_key
 from schedopt.bench.planners import PLANNERS, score_all, search_uniform
 from schedopt.bench.suite import Case, Effort, Proceed
 from schedopt.chain import Chain
-from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Problem, training_step, widest_step
 from schedopt.scope import Allocation
@@ -48,14 +47,8 @@ def hybrid_cases(
     """
     chosen = cases.choose_quick(chains) if quick else chains
     for chain in chosen:
-        try:
+        with cases.naming_chain(chain):
             ask(chain, 1, 1)
-        except InputError as error:
-            raise InputError(
-                f"{chain.name or 'a chain'}: {error.rule}",
-                field=error.field,
-                way_out=error.way_out,
-            ) from None
     return [
         hybrid_case(chain, count, level) for chain in chosen for count in gpus for level in LEVELS
     ]

@@ -28,8 +28,9 @@ PAUSE_S: Final = 1.0
 """A document is written no more often."""
 WAY_OUT: Final = "Start anew (--anew), or write to another file (-o)"
 
-InstanceKey = tuple[str, int, int, int | None]
-"""What identifies an instance: the chain's sha256, GPUs, bytes of each, bytes/s of the links."""
+InstanceKey = tuple[str, int, int, int | None, int | None]
+"""What identifies an instance: the chain's sha256, GPUs, bytes of each, bytes/s of the links, and
+the samples of a training step, or None where micro-batches go on for ever."""
 
 
 def describe_machine() -> dict[str, str]:
@@ -64,9 +65,9 @@ class Record(Mapping[str, Any]):
     @property
     def instance(self) -> InstanceKey:
         """The chain and the platform of a run of a solver."""
-        names = ("chain_sha256", "gpus", "memory_bytes", "bandwidth_bytes_per_s")
-        sha256, gpus, memory, rate = (self[name] for name in names)
-        return sha256, gpus, memory, rate
+        names = ("chain_sha256", "gpus", "memory_bytes", "bandwidth_bytes_per_s", "batch")
+        sha256, gpus, memory, rate, batch = (self[name] for name in names)
+        return sha256, gpus, memory, rate, batch
 
     @property
     def period(self) -> Fraction | None:
@@ -110,6 +111,7 @@ class RunSchema:
     """The fields of a line of `bench solvers`: one run of one method on one instance.
 
     The status is that of the result, or "refused" with a reason. Period and bound are in ns;
+    `batch` has the samples of a training step, whose period and bound are those of a micro-batch.
     `found_by` is the solver that found the plan. `to_best_s` and `to_proof_s` are seconds to the
     best plan, and to the proof that none is better or that there is none.
     """
@@ -141,6 +143,7 @@ class RunSchema:
     python: str
     machine: str
     date: str
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         check_ratio(self, "period_exact")
@@ -247,6 +250,8 @@ def refuse_other(records: Iterable[Record], wanted: Mapping[str, Any], path: Pat
 def _to_line(record: Record) -> str:
     if record.family == RUNS:
         document = {**record.row, **record.conditions}
+        if document["batch"] is None:
+            del document["batch"]
     else:
         conditions = dict(record.conditions)
         document = {"family": record.family, **record.row, "conditions": conditions}

@@ -9,8 +9,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
+from schedopt.bench.best_known import scope_of
 from schedopt.bench.best_known_file import BestKnownFile
-from schedopt.bench.cases import SolverInstance, compile_search
+from schedopt.bench.cases import SolverInstance, compile_search, naming_chain
 from schedopt.bench.general import GENERAL, chain_key
 from schedopt.bench.records import (
     RUNS,
@@ -55,7 +56,7 @@ RUN_BY: Final = {
 
 @dataclass(frozen=True)
 class Method:
-    """A solver, and the plans that it is asked for."""
+    """A solver, and the plans that it is asked for; of a batch that is the widest scope."""
 
     name: str
     solver: str | None
@@ -125,7 +126,13 @@ def latest(records: Iterable[Record]) -> list[Record]:
 def plan_runs(
     instances: Sequence[SolverInstance], methods: Sequence[Method], effort: Effort
 ) -> list[MethodRun]:
-    """Return every method on every instance."""
+    """Return every method on every instance.
+
+    Raises
+    ------
+    InputError
+        If a chain does not say what a training step needs, or its micro-batches make no batch.
+    """
     return [
         MethodRun(instance, method, _blank(instance, method, effort))
         for instance in instances
@@ -228,7 +235,8 @@ def _solve(run: MethodRun) -> Solved:
         result = solve(
             run.instance.chain,
             run.instance.platform,
-            scope=run.method.scope,
+            scope=replace(run.record["scope"], microbatches=None),
+            batch=run.instance.batch,
             solver=run.method.solver,
             time_limit=conditions["time_limit_s"],
             seed=conditions["seed"],
@@ -253,16 +261,19 @@ def _solve(run: MethodRun) -> Solved:
 
 
 def _blank(instance: SolverInstance, method: Method, effort: Effort) -> Record:
-    chain, platform = instance.chain, instance.platform
+    chain, platform, batch = instance.chain, instance.platform, instance.batch
+    with naming_chain(chain):
+        scope = method.scope if batch is None else scope_of(chain, platform, batch)
     values = {
         **chain_key(chain),
         "layers": len(chain.layers),
         "gpus": len(platform.gpus),
         "memory_bytes": platform.gpus[0].memory_bytes,
         "bandwidth_bytes_per_s": platform.link and platform.link.bandwidth_bytes_per_s,
+        "batch": batch,
         "level": instance.level,
         "solver": method.name,
-        "scope": method.scope,
+        "scope": scope,
         **dict.fromkeys(("status", "reason", "found_by"), ""),
         **dict.fromkeys(("period_exact", "bound_exact", "seconds", "to_best_s", "to_proof_s")),
     }

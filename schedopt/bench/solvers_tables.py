@@ -14,7 +14,7 @@ from schedopt.bench.pictures import REFERENCE, draw_profiles
 from schedopt.bench.records import RUNS, InstanceKey, Record
 from schedopt.bench.solvers import BASELINES, NAMES, title_of
 from schedopt.bench.suite import Records, Suite, Table
-from schedopt.bench.tables import mean_ratio, number, show, summarize
+from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
 from schedopt.problem import Scope
 from schedopt.units import format_bandwidth, format_duration
 
@@ -38,6 +38,7 @@ def in_order(records: Iterable[Record]) -> list[Record]:
             run["gpus"],
             -(run["bandwidth_bytes_per_s"] or 0),
             run["memory_bytes"],
+            run["batch"] or 0,
             _place(run["solver"]),
         ),
     )
@@ -188,7 +189,8 @@ def is_refuted(run: Record, other: Record) -> bool:
 
 
 def _where(run: Record) -> str:
-    return f"{run['chain']}, {run['gpus']} GPUs, level {run['level']}"
+    step = "" if run["batch"] is None else f", batch {run['batch']}"
+    return f"{run['chain']}, {run['gpus']} GPUs, level {run['level']}{step}"
 
 
 def _well(records: Records) -> str:
@@ -201,9 +203,14 @@ def _well(records: Records) -> str:
 
 
 def _rank_rows(known: Sequence[BestKnown], records: Records) -> Rows:
-    asked = {run["solver"]: _asked(run["scope"]) for run in records}
+    asked: dict[str, dict[str, None]] = {}
+    for run in records:
+        asked.setdefault(run["solver"], {})[_asked(run["scope"])] = None
     rows = ranks(records, best_periods(records, known))
-    return [{**row, "method": f"`{row['solver']}`", "asked": asked[row["solver"]]} for row in rows]
+    return [
+        {**row, "method": f"`{row['solver']}`", "asked": "; ".join(asked[row["solver"]])}
+        for row in rows
+    ]
 
 
 def _instance_rows(known: Sequence[BestKnown], records: Records) -> Rows:
@@ -215,26 +222,40 @@ def _instance_rows(known: Sequence[BestKnown], records: Records) -> Rows:
     ]
 
 
+def _instance_columns(rows: Sequence[Row]) -> str:
+    batch = "batch " if any(row["batch"] for row in rows) else ""
+    return (
+        f"chain gpus memory_bytes=memory level=level links {batch}best_known best_by=by bound "
+        "bound_by=by gap contiguous baseline=what~people~use"
+    )
+
+
 def _asked(scope: Scope) -> str:
+    if scope.microbatches is not None:
+        return f"{scope.allocation}, training steps"
     longest = "any k" if scope.max_k is None else f"k up to {scope.max_k}"
     return f"{scope.allocation}, {'k = 1' if scope.max_k == 1 else longest}"
 
 
 def _instance(runs: Records, known: BestKnown) -> dict[str, Any]:
     plan, bound, rate = known.plan, known.bound, known.bandwidth_bytes_per_s
+    count = known.microbatches or 1
     row: dict[str, Any] = {
         "chain": known.chain,
         "gpus": known.gpus,
         "memory_bytes": known.memory_bytes,
         "level": runs[0]["level"],
         "links": "free" if rate is None else format_bandwidth(rate),
+        "batch": known.batch,
         "best_known": known.status,
     }
     if plan is not None:
         row["chain"] = f"[{known.chain}]({plan.certificate})"
-        row |= {"best_known": format_duration(plan.period), "best_by": f"`{plan.by.solver}`"}
+        found = format_duration(plan.period * count)
+        row |= {"best_known": found, "best_by": f"`{plan.by.solver}`"}
     if bound is not None:
-        row |= {"bound": format_duration(bound.period), "bound_by": f"`{bound.by.solver}`"}
+        proven = format_duration(bound.period * count)
+        row |= {"bound": proven, "bound_by": f"`{bound.by.solver}`"}
         if plan is not None and bound.period:
             row["gap"] = plan.period / bound.period - 1
     others = [run for run in runs if run["solver"] in BASELINES and run.period is not None]
@@ -324,9 +345,9 @@ def solvers_suite(known: Sequence[BestKnown]) -> Suite:
             Table(
                 "Every instance",
                 "The best known plan and the largest proven bound for plans of any allocation; and "
-                "contiguous plans: the exact one, and the best of what people use.",
-                "chain gpus memory_bytes=memory level=level links best_known best_by=by bound "
-                "bound_by=by gap contiguous baseline=what~people~use",
+                "contiguous plans: the exact one, and the best of what people use. Periods; of a "
+                "batch, in samples, the whole training step.",
+                _instance_columns,
                 partial(_instance_rows, known),
             ),
         ],

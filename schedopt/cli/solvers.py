@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     gpus="2,4,8; 4,8 if quick",
     levels="1,1.5,4; 1.5,4 if quick",
     bandwidths="12GB/s,1GB/s; 12GB/s if quick",
-    solvers="ours, and what people use instead",
+    batches="none: micro-batches go on for ever",
+    solvers="ours, and what people use instead; schedopt for batches",
     time_limit="20; 3 if quick",
 )
 def bench_solvers(
@@ -42,6 +43,7 @@ def bench_solvers(
     gpus: str | None = None,
     levels: str | None = None,
     bandwidths: str | None = None,
+    batches: str | None = None,
     solvers: str | None = None,
     quick: bool = False,
     time_limit: float | None = None,
@@ -55,12 +57,15 @@ def bench_solvers(
 
     Ours and what people use instead, each run by 1F1B* and by 1F1B. The best plan and the largest
     bound of each instance are kept, whoever found them, in bks.json and plans next to the runs.
+    With --batches instances are training steps, asked for all that solve --batch allows.
 
     Examples
     --------
     schedopt bench solvers --quick --jobs 2 -o quick.jsonl
 
     schedopt bench solvers --chains profiles --gpus 4,8 --levels 1,2 -o profiles.jsonl
+
+    schedopt bench solvers --chains profiles --batches 64,256 -o steps.jsonl
 
     schedopt bench solvers --dask tcp://host:8786
     """
@@ -69,6 +74,7 @@ def bench_solvers(
     from schedopt.bench.records import RecordFile
     from schedopt.bench.solvers import (
         NAMES,
+        WHOLE,
         execute_runs,
         find_method,
         latest,
@@ -78,8 +84,9 @@ def bench_solvers(
     from schedopt.bench.solvers_tables import in_order, solvers_suite
     from schedopt.formats import check_writable
 
-    grid = _grid(cases.QUICK if quick else cases.FULL, gpus, levels, bandwidths)
-    names = NAMES if solvers is None else solvers.split(",")
+    grid = _grid(cases.QUICK if quick else cases.FULL, gpus, levels, bandwidths, batches)
+    usual = NAMES if batches is None else (WHOLE,)
+    names = usual if solvers is None else solvers.split(",")
     with naming_options({"solver": "solvers"}):
         methods = [find_method(name) for name in dict.fromkeys(names)]
         pool = make_pool(jobs, dask)
@@ -92,12 +99,16 @@ def bench_solvers(
     known = BestKnownFile(best_known)
     try:
         if own is None:
-            ours = [*shipped_chains(), *cases.family_chains()]
+            # Chains by rule do not say what updates need.
+            by_rule = cases.family_chains() if batches is None else []
+            ours = [*shipped_chains(), *by_rule]
             ours = [chain for chain in ours if not quick or chain.name in cases.QUICK_CHAINS]
-            instances = [*grid.instances(ours), *cases.theorem_instances()]
+            instances = [*grid.instances(ours)]
+            instances += cases.theorem_instances() if batches is None else ()
         else:
             instances = [*grid.instances(own)]
-        runs = plan_runs(instances, methods, effort)
+        with naming_options({"batch": "batches"}):
+            runs = plan_runs(instances, methods, effort)
     except KeyboardInterrupt:
         typer.echo("Interrupted. Nothing was run.", err=True)
         raise typer.Exit(130) from None
@@ -121,7 +132,13 @@ def bench_solvers(
         raise typer.Exit(1)
 
 
-def _grid(usual: Grid, gpus: str | None, levels: str | None, bandwidths: str | None) -> Grid:
+def _grid(
+    usual: Grid,
+    gpus: str | None,
+    levels: str | None,
+    bandwidths: str | None,
+    batches: str | None,
+) -> Grid:
     """Return the grid that was typed, and the usual one where nothing was."""
     from schedopt.bench.cases import Grid
 
@@ -131,6 +148,9 @@ def _grid(usual: Grid, gpus: str | None, levels: str | None, bandwidths: str | N
         bandwidths=(
             usual.bandwidths if bandwidths is None else tuple(map(_rate, bandwidths.split(",")))
         ),
+        batches=(None,)
+        if batches is None
+        else tuple(parse_counts(batches, "--batches", "samples")),
     )
 
 

@@ -45,6 +45,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "gpus": "P,P: How many GPUs.",
     "microbatches": "N,N: Micro-batches of a step, for each GPU.",
     "levels": "X,X: Memory of a GPU over the least with which a contiguous plan exists.",
+    "batches": "B,B: Samples of a training step, which is then what is made short.",
     "bandwidths": "RATE,RATE: Of each link; free for none.",
     "solvers": "NAME,NAME: Which solvers; schedopt stands for what solve does by default.",
     "instance": "FILE: Answer one chain, written by schedopt instance three-partition, instead.",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedopt import InputError, Platform, check, solve
+from schedopt import Chain, InputError, Platform, Scope, check, solve
 from schedopt.bench.best_known import BestBound, BestKnown, BestPlan, NoPlan, Origin
 from schedopt.bench.best_known_file import BestKnownFile, load_best_known
 from schedopt.bench.cases import SolverInstance, theorem_instances
@@ -22,10 +22,13 @@ from schedopt.bench.solvers import find_method, plan_runs
 from schedopt.bench.solvers_tables import by_instance, is_refuted
 from schedopt.bench.suite import Effort
 from schedopt.errors import InvalidPlanError
+from schedopt.problem import training_step
 from schedopt.result import Bound, Infeasibility, Result
 from tests.bench.suites import RESULTS, instance, run
+from tests.examples import layer
 from tests.refusals import put
 
+STEP_LAYER = layer(1, 2, 40, 5, parameter_bytes=10, gradient_bytes=10, optimizer_bytes=20)
 NOTHING = BestKnown(chain="c", chain_sha256="0" * 64, layers=3, gpus=2, memory_bytes=9)
 OPTIMUM = 20
 
@@ -216,6 +219,44 @@ def test_a_plan_that_was_edited_is_refused(stored: Path) -> None:
     certificate.write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"four.*plan\.json: the plan is not valid"):
         BestKnownFile(stored)
+
+
+def test_a_training_step_is_known_by_its_batch_and_bettered(tmp_path: Path) -> None:
+    path, chain = tmp_path / "runs.jsonl", Chain(layers=(STEP_LAYER,) * 4, name="four", samples=2)
+    # What goes on for ever is another instance, and so is another batch.
+    several = [
+        SolverInstance(chain, Platform(2, 10**4, bandwidth="1GB/s"), "own", batch)
+        for batch in (None, 4, 8)
+    ]
+    run(several, path, ("schedopt",))
+    without, four, eight = load_best_known(tmp_path / "bks.json")
+    assert [known.batch for known in (without, four, eight)] == [None, 4, 8]
+    assert [known.microbatches for known in (without, four, eight)] == [None, 2, 4]
+    for known in (four, eight):
+        assert known.plan is not None
+        assert known.bound is not None
+        stored = Result.load(tmp_path / known.plan.certificate)
+        # 3 ns a layer and micro-batch on two GPUs, whatever the cut.
+        assert known.bound.period >= 4 * Fraction(3, 2)
+        assert stored.plan is not None
+        step = stored.plan.pattern.period_total_ns
+        assert known.plan.period * (known.microbatches or 0) == step
+        assert stored.problem.scope == training_step(chain, known.platform, known.batch or 0).scope
+        assert check(stored) == ()
+    assert str(eight).endswith("a step of 8 samples")
+    file, (asked,) = BestKnownFile(tmp_path / "bks.json"), load_records(path)[1:2]
+    assert file.holds(asked)
+    # A longer step changes nothing, a larger bound is kept, and a smaller one is not.
+    result = solve(chain, several[1].platform, batch=4, scope=Scope(max_k=None))
+    file.keep(asked, result)
+    assert file.instances == (without, four, eight)
+    assert four.plan is not None
+    optimal = Bound(exact=four.plan.period_exact, scope=asked["scope"], proof="by hand")
+    file.keep(asked, replace(result, plan=None, status="unknown", bounds=(optimal,)))
+    assert [known.status for known in load_best_known(tmp_path / "bks.json")][1] == "optimal"
+    edit(tmp_path / "bks.json", "instances", 1, "batch", to=6)
+    with pytest.raises(InputError, match="a step of 3 micro-batches"):
+        BestKnownFile(tmp_path / "bks.json")
 
 
 SAMPLE = slice(None, None, 19)

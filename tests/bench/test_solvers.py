@@ -243,7 +243,7 @@ RUN = Record(
     RUNS,
     made(
         RUNS, chain="c", chain_sha256="0" * 64, layers=3, gpus=2, memory_bytes=10**9,
-        bandwidth_bytes_per_s=None, level="1.5", solver="even_split", scope=Scope(),
+        bandwidth_bytes_per_s=None, batch=None, level="1.5", solver="even_split", scope=Scope(),
         status="feasible", reason="", period_exact=(200, 1), bound_exact=(90, 1),
         found_by="even_split", seconds=1.0, to_best_s=0.5, to_proof_s=None,
     ).row,
