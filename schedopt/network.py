@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from itertools import accumulate, combinations, pairwise
+from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
 from schedopt.units import format_bandwidth, format_duration
 from schedopt.validation import LARGEST, STRICT, as_tuple, check_choice, check_whole, show
-
-if TYPE_CHECKING:
-    import networkx
+from schedopt.ways import Ways
 
 MOST_NODES: Final = 512
 LONGEST_NAME: Final = 60
 Duplex = Literal["half", "full"]
 Resource = tuple[str, int, int]
 """What one transfer occupies at a time: ``("link", a, b)`` between two GPUs, ``("hop", a, b)``
-between two nodes."""
+between two nodes, ``("card 3", a, b)`` where a node has several network cards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +66,19 @@ class NodeLink(Link):
     ----------
     between : pair of str
         The names of the nodes.
+    cards : int
+        Network cards of a node at a switch, each with as many of its GPUs, one behind the other,
+        and with such a link of its own: rate, latency and duplex are those of one card.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
     between: tuple[str, str]
+    cards: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole(self, "cards", low=1, high=4096)
         as_tuple(self, "between")
         if len(self.between) != 2 or self.between[0] == self.between[1]:
             raise InputError(
@@ -84,7 +88,12 @@ class NodeLink(Link):
             )
 
     def __str__(self) -> str:
-        return f"{'-'.join(self.between)} {super().__str__()}"
+        return f"{'-'.join(self.between)} {self.kind}"
+
+    @property
+    def kind(self) -> str:
+        """What it is like, in words, without the names of its nodes."""
+        return f"{self.cards} cards of " * (self.cards > 1) + Link.__str__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +190,24 @@ class Network:
                 raise InputError(
                     f"{' and '.join(link.between)} have a link already",
                     field=field,
-                    way_out="Give one link between two nodes, as fast as all of them together",
+                    way_out="Give one link between two nodes, as fast as all of them together, "
+                    "or with its cards",
                 )
             linked.add(ends)
+            if link.cards > 1:
+                self._check_cards(link, f"links[{position}].cards")
+
+    def _check_cards(self, link: NodeLink, field: str) -> None:
+        """Require that cards lead from a node with GPUs to one without, some for each card."""
+        sizes = [node.gpus for node in self.nodes if node.name in link.between]
+        if min(sizes) or max(sizes) % link.cards or not max(sizes):
+            raise InputError(
+                f"{link.cards} cards between {' and '.join(link.between)} cannot be dealt to "
+                f"{' and '.join(map(str, sizes))} GPUs",
+                field=field,
+                way_out="Link a node with GPUs to a switch, by a number of cards that divides "
+                "the number of its GPUs",
+            )
 
     def _check_latencies(self) -> None:
         total = sum(link.latency_ns for link in self.links)
@@ -222,7 +246,7 @@ class Network:
             parts.append(f"{_few(names)}{what}")
         between: dict[str, list[str]] = {}
         for link in self.links:
-            between.setdefault(Link.__str__(link), []).append("-".join(link.between))
+            between.setdefault(link.kind, []).append("-".join(link.between))
         parts += [f"{_few(pairs)} {link}" for link, pairs in between.items()]
         return f"{parts[0]}: {'; '.join(parts[1:])}"
 
@@ -254,15 +278,65 @@ class Network:
         return self._path(one, other)[1]
 
     def route(self, source: int, target: int) -> tuple[Resource, ...]:
-        """Return what a transfer between two GPUs occupies."""
+        """Return what a transfer between two GPUs occupies.
+
+        What passes through a node without end there takes the first of its cards.
+        """
         one, other = self.node_of[source], self.node_of[target]
         if one != other:
+            local = {one: source - self._first_gpu[one], other: target - self._first_gpu[other]}
             return tuple(
-                _directed("hop", *ends, self._links[frozenset(ends)])
+                _directed(self._card(ends, local), *ends, self._links[frozenset(ends)])
                 for ends in pairwise(self._path(one, other)[0])
             )
         link = None if source == target else self.nodes[one].link
         return () if link is None else (_directed("link", source, target, link),)
+
+    def _card(self, ends: tuple[int, int], local: Mapping[int, int]) -> str:
+        """Return the kind of a hop between nodes, with the card of the GPU that is at an end."""
+        cards = self._links[frozenset(ends)].cards
+        if cards == 1:
+            return "hop"
+        node = max(ends, key=lambda end: self.nodes[end].gpus)
+        return f"card {local.get(node, 0) * cards // self.nodes[node].gpus}"
+
+    def name_end(self, node: int, kind: str) -> str:
+        """Write an end of a hop for a person: the node, and its card if it has several."""
+        name = self.nodes[node].name
+        return name if kind == "hop" or not self.nodes[node].gpus else f"{name} {kind}"
+
+    @cached_property
+    def _first_gpu(self) -> tuple[int, ...]:
+        return tuple(accumulate((node.gpus for node in self.nodes), initial=0))
+
+    def transfer_ns(self, count: int, source: int, target: int, lanes: int) -> int:
+        """Return how long lanes with `count` bytes each take between GPUs of two nodes, ns."""
+        key = source, target, lanes
+        if key not in self._rates:
+            link = self.link_between(source, target)
+            assert link is not None
+            taken = Counter(
+                hop
+                for lane in range(lanes)
+                for hop in set(self.route(source + lane, target + lane))
+            )
+            rates = {
+                (number, self._links[frozenset(hop[1:])].bandwidth_bytes_per_s)
+                for hop, number in taken.items()
+            }
+            self._rates[key] = link.latency_ns, tuple(rates)
+        latency, pairs = self._rates[key]
+        return latency + max(-(-number * count * 10**9 // rate) for number, rate in pairs)
+
+    @cached_property
+    def _rates(self) -> dict[tuple[int, int, int], tuple[int, tuple[tuple[int, int], ...]]]:
+        """Of lanes that were asked for: latency, and on each hop how many go at which rate."""
+        return {}
+
+    def cards_of(self, node: int) -> int:
+        """Return how many network cards a node has; 0 where several links lead from it."""
+        links = [link for link in self.links if self.nodes[node].name in link.between]
+        return links[0].cards if len(links) == 1 else 0
 
     def port_of(self, gpu: int) -> NodeLink | None:
         """Return the link over which a GPU sends and takes everything; None if there are several.
@@ -276,7 +350,7 @@ class Network:
     def is_full_duplex(self, resource: Resource) -> bool:
         """Whether each direction of a link is a resource of its own."""
         kind, one, other = resource
-        if kind == "hop":
+        if kind != "link":
             return self._links[frozenset((one, other))].duplex == "full"
         link = self.nodes[self.node_of[one]].link
         return link is not None and link.duplex == "full"
@@ -287,18 +361,8 @@ class Network:
         return {frozenset(number[name] for name in link.between): link for link in self.links}
 
     @cached_property
-    def _graph(self) -> networkx.Graph:
-        import networkx
-
-        graph = networkx.Graph()
-        graph.add_nodes_from(range(len(self.nodes)))
-        graph.add_edges_from(tuple(ends) for ends in self._links)
-        return graph
-
-    @cached_property
-    def _before(self) -> dict[int, dict[int, list[int]]]:
-        """Of each node that was asked for: what lies before each node on the shortest paths."""
-        return {}
+    def _ways(self) -> Ways:
+        return Ways([node.name for node in self.nodes], self._links)
 
     @cached_property
     def _paths(self) -> dict[tuple[int, int], tuple[tuple[int, ...], Link]]:
@@ -310,7 +374,7 @@ class Network:
         if known is None:
             # Found once for both directions, for they take the same hops.
             ends = sorted((source, target), key=lambda node: self.nodes[node].name)
-            path = self._find_path(ends[0], ends[1])
+            path = self._ways.between(ends[0], ends[1])
             hops = [self._links[frozenset(pair)] for pair in pairwise(path)]
             link = Link(
                 bandwidth_bytes_per_s=min(hop.bandwidth_bytes_per_s for hop in hops),
@@ -321,37 +385,6 @@ class Network:
             self._paths[ends[1], ends[0]] = (path[::-1], link)
             known = self._paths[source, target]
         return known
-
-    def _find_path(self, source: int, target: int) -> tuple[int, ...]:
-        import networkx
-
-        if source not in self._before:
-            self._before[source] = networkx.predecessor(self._graph, source)
-        steps = list(_towards(self._before[source], target))
-        widest = {source: LARGEST}
-        for before, node in steps:
-            rate = min(widest[before], self._links[frozenset((before, node))].bandwidth_bytes_per_s)
-            widest[node] = max(rate, widest.get(node, 0))
-        paths: dict[int, tuple[int, tuple[str, ...], tuple[int, ...]]] = {
-            source: (0, (), (source,))
-        }
-        for before, node in steps:
-            link = self._links[frozenset((before, node))]
-            if before in paths and link.bandwidth_bytes_per_s >= widest[target]:
-                latency, names, path = paths[before]
-                found = latency + link.latency_ns, (*names, self.nodes[node].name), (*path, node)
-                paths[node] = min(found, paths.get(node, found))
-        return paths[target][2]
-
-
-def _towards(before: dict[int, list[int]], target: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps of all shortest paths to a node, those of the first hop first."""
-    rounds, ends = [], {target}
-    while ends:
-        rounds.append([(previous, node) for node in sorted(ends) for previous in before[node]])
-        ends = {previous for previous, _ in rounds[-1]}
-    for steps in reversed(rounds):
-        yield from steps
 
 
 def _directed(kind: str, source: int, target: int, link: Link) -> Resource:

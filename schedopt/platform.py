@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -260,12 +261,16 @@ class Platform(
         """How long `count` bytes take between two GPUs, ns; 0 within a GPU or without links.
 
         With lanes, so many GPUs in a row send as much each to one of as many others, at the same
-        time. Inside a node each pair has a link of its own; between two nodes all share the way.
+        time. Inside a node each pair has a link of its own; between two nodes all share the way,
+        as far as they have the same network card.
         """
         link = self.link_between(source, target)
         if link is None:
             return 0
-        return link.transfer_ns(count if self._in_one_node(source, target) else lanes * count)
+        if lanes == 1 or self._in_one_node(source, target):
+            return link.transfer_ns(count)
+        assert self.network is not None
+        return self.network.transfer_ns(count, source, target, lanes)
 
     def _in_one_node(self, source: int, target: int) -> bool:
         return self.network is None or self.network.node_of[source] == self.network.node_of[target]
@@ -294,6 +299,13 @@ class Platform(
             return (("link", min(source, target), max(source, target)),)
         return (("link", source, target),)
 
+    def most_on_a_link(self, source: int, target: int, lanes: int) -> int:
+        """Return how many of some lanes have to share a link: see `transfer_ns`."""
+        if lanes == 1 or self._in_one_node(source, target):
+            return 1
+        every = (self.route(source + lane, target + lane) for lane in range(lanes))
+        return max(Counter(link for route in every for link in route).values())
+
     def name_link(self, resource: Resource, towards: str) -> str:
         """Write a link for a person: ``0-1`` or, of one direction, with a word: ``0 to 1``."""
         kind, source, target = resource
@@ -302,8 +314,8 @@ class Platform(
         else:
             full = self.network.is_full_duplex(resource)
         ends = [str(source), str(target)]
-        if kind == "hop" and self.network is not None:
-            ends = [self.network.nodes[end].name for end in (source, target)]
+        if kind != "link" and self.network is not None:
+            ends = [self.network.name_end(end, kind) for end in (source, target)]
         return (towards if full else "-").join(ends)
 
 

@@ -101,6 +101,48 @@ def test_inside_a_node_there_is_a_link_between_each_pair_or_none() -> None:
     assert (platform.least_transfer_ns(8), platform.longest_transfer_ns(8)) == (0, 8)
 
 
+def with_cards(cards: int, duplex: Any = "full") -> Platform:
+    """Return two nodes of four GPUs at a switch; a byte takes 1 ns over a card."""
+    nodes = [Node(name=name, gpus=4, link=None) for name in "ab"] + [Node(name="S", gpus=0)]
+    links = [
+        NodeLink(between=(name, "S"), bandwidth_bytes_per_s=GB, duplex=duplex, cards=cards)
+        for name in "ab"
+    ]
+    return Platform([GPU] * 8, network=Network(nodes=tuple(nodes), links=tuple(links)))
+
+
+def test_a_gpu_sends_through_its_own_network_card() -> None:
+    platform = with_cards(2)
+    assert platform.route(1, 6) == (("card 0", 0, 2), ("card 1", 2, 1))
+    names = [platform.name_link(one, " to ") for one in platform.route(1, 6)]
+    assert names == ["a card 0 to S", "S to b card 1"]
+    half = with_cards(2, "half")
+    assert half.route(1, 6) == half.route(6, 1)[::-1]
+    assert [half.name_link(one, " to ") for one in half.route(1, 6)] == ["a card 0-S", "b card 1-S"]
+    assert "2 cards of 1.00 GB/s" in str(platform)
+
+
+@pytest.mark.parametrize(
+    ("cards", "source", "lanes", "time"),
+    [(1, 0, 4, 8), (2, 0, 4, 4), (4, 0, 4, 2), (1, 1, 3, 6), (2, 1, 3, 4), (2, 1, 2, 4)],
+)
+def test_lanes_share_the_cards_of_their_gpus(
+    cards: int, source: int, lanes: int, time: int
+) -> None:
+    """Two bytes each, to the first GPUs of the other node; of GPUs 1 and 2 to 4 and 5."""
+    platform = with_cards(cards)
+    assert platform.transfer_ns(2, source, 4, lanes) == time
+    assert platform.most_on_a_link(source, 4, lanes) == time // 2
+
+
+@pytest.mark.parametrize("cards", [3, 8])
+def test_cards_are_dealt_to_the_gpus_of_a_node_at_a_switch(cards: int) -> None:
+    with pytest.raises(InputError, match=f"{cards} cards between a and S cannot be dealt to 4"):
+        with_cards(cards)
+    with pytest.raises(InputError, match="cannot be dealt to 1 and 1 GPUs"):
+        on("ab", replace(hop("a", "b"), cards=2))
+
+
 def every_way(network: Network, way: tuple[str, ...], target: str) -> Iterator[tuple[str, ...]]:
     if way[-1] == target:
         yield way

@@ -71,11 +71,12 @@ class TypedNodeLink(TypedLink):
     __pydantic_config__: ClassVar[Any] = STRICT
 
     between: tuple[str, str]
+    cards: int = 1
 
     def link(self) -> NodeLink:
         """Return the link in exact numbers."""
         with _names_of_files():
-            return NodeLink(between=self.between, **self._numbers())
+            return NodeLink(between=self.between, cards=self.cards, **self._numbers())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,12 @@ def platform_to_json(platform: Platform) -> str:
     }
     if network.links:
         document["links"] = [
-            {"between": list(link.between), **_link(link)} for link in network.links
+            {
+                "between": list(link.between),
+                **({"cards": link.cards} if link.cards > 1 else {}),
+                **_link(link),
+            }
+            for link in network.links
         ]
     return to_text(document)
 

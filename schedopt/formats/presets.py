@@ -50,13 +50,15 @@ class Preset:
     gpu : str
         The kind of its GPUs.
     inside, between : str
-        Rate in each direction of the link between two GPUs of a node, and of a node's link to the
-        switch, which all its GPUs share.
+        Rate in each direction of the link between two GPUs of a node, and of a network card.
+    shared : bool
+        Whether all GPUs of a node share one network card; else each has its own.
     """
 
     gpu: str
     inside: str
     between: str
+    shared: bool = False
 
 
 GPUS: Final[Mapping[str, GpuKind]] = MappingProxyType(
@@ -75,8 +77,8 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         "dgx-h100": Preset(gpu="h100", inside="360GB/s", between="40GB/s"),
         "hgx-h200": Preset(gpu="h200", inside="360GB/s", between="40GB/s"),
         "dgx-b200": Preset(gpu="b200", inside="720GB/s", between="40GB/s"),
-        "a10g": Preset(gpu="a10g", inside="1.5GB/s", between="1.37GB/s"),
-        "l4": Preset(gpu="l4", inside="10.1GB/s", between="2.58GB/s"),
+        "a10g": Preset(gpu="a10g", inside="1.5GB/s", between="1.37GB/s", shared=True),
+        "l4": Preset(gpu="l4", inside="10.1GB/s", between="2.58GB/s", shared=True),
     }
 )
 
@@ -137,6 +139,7 @@ def _build(preset: Preset, count: int, gpus: int) -> Platform:
     links = [
         NodeLink(
             between=(node.name, switch.name),
+            cards=1 if preset.shared else gpus,
             bandwidth_bytes_per_s=parse_bandwidth(preset.between),
             latency_ns=LATENCY_NS,
             duplex="full",

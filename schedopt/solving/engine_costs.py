@@ -169,8 +169,9 @@ class GradientExchange:
         far = next((gpu for gpu in every if nodes[gpu] != nodes[first]), None)
         if far is None:
             return _RingLink(platform.link_between(first, every[0]), 1, leaves=False)
-        link = platform.link_between(far - grid.tensor, far)
-        return _RingLink(link, grid.tensor, leaves=True)
+        ends = far - grid.tensor, far
+        lanes = platform.most_on_a_link(*ends, grid.tensor)
+        return _RingLink(platform.link_between(*ends), lanes, leaves=True)
 
     def least_ns(self, begin: Array, end: Array) -> Array:
         """Return what parts add to the time of a stage at least, on any rank, ns."""

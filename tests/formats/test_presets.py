@@ -61,11 +61,17 @@ def test_links_are_what_was_measured(name: str) -> None:
 
 def test_the_page_has_a_row_for_each() -> None:
     rows = re.findall(
-        r"^\| `([\w-]+)` \| .* \| (\d+) GB \| ([\d.]+) GB/s \| ([\d.]+) GB/s \|$", PAGE, re.M
+        r"^\| `([\w-]+)` \| .* \| (\d+) GB \| ([\d.]+) GB/s \| ([\d.]+) GB/s \| (1|all) \|$",
+        PAGE,
+        re.M,
     )
-    said = {name: (f"{memory}G", f"{one}GB/s", f"{other}GB/s") for name, memory, one, other in rows}
+    said = {
+        name: (f"{memory}G", f"{one}GB/s", f"{other}GB/s", shared == "all")
+        for name, memory, one, other, shared in rows
+    }
     assert said == {
-        name: (GPUS[node.gpu].memory, node.inside, node.between) for name, node in PRESETS.items()
+        name: (GPUS[node.gpu].memory, node.inside, node.between, node.shared)
+        for name, node in PRESETS.items()
     }
 
 
@@ -89,16 +95,28 @@ def test_nodes_are_linked_by_a_switch() -> None:
     assert platform.gpus[0].usable_bytes == 23 * 10**9
 
 
+def test_gpus_have_network_cards_of_their_own_or_share_one() -> None:
+    own, shared = Platform.load("dgx-h100:2"), Platform.load("l4:2")
+    assert not {*own.route(3, 8)} & {*own.route(4, 9)}
+    assert {*shared.route(3, 8)} == {*shared.route(4, 9)}
+    # So many at once take as long as one, or eight times as long, but for the latency.
+    one, eight = own.transfer_ns(10**9, 0, 8), own.transfer_ns(10**9, 0, 8, 8)
+    assert one == eight == 10_000 + 25_000_000
+    one, eight = shared.transfer_ns(10**9, 0, 8), shared.transfer_ns(10**9, 0, 8, 8)
+    assert eight - 10_000 == pytest.approx(8 * (one - 10_000))
+
+
 def test_one_node_has_no_network() -> None:
     platform = Platform.load("dgx-h100:1")
     assert platform.uniform
     assert len(platform.gpus) == 8
 
 
-def test_a_preset_can_be_written_and_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["l4:2x4", "dgx-a100:2x4"])
+def test_a_preset_can_be_written_and_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / "platform.json"
-    path.write_text(platform_to_json(Platform.load("l4:2x4")))
-    assert Platform.load(path) == Platform.load("l4:2x4")
+    path.write_text(platform_to_json(Platform.load(name)))
+    assert Platform.load(path) == Platform.load(name)
 
 
 def test_a_file_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

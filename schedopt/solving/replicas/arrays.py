@@ -92,10 +92,12 @@ class Sums(NamedTuple):
     `workspace` have one for each layer. `trip` is the time of one transfer at each cut inside a
     node, `far` that between two, by the place in `Costs.tensor` of the smaller of the two tensor
     groups; `least_trip` and `least_far` are the least of those for groups up to that of the stage.
-    `joined` says where tied layers forbid a cut. `layered` is about stages that run layer by layer.
+    `lanes` GPUs of a tensor group share a network card. `joined` says where tied layers forbid a
+    cut. `layered` is about stages that run layer by layer.
     """
 
     tensor: int
+    lanes: int
 
     forward: Array
     backward: Array
@@ -147,6 +149,7 @@ class Costs(NamedTuple):
     """
 
     tensor: Array
+    lanes: Array
     forward: Array
     backward: Array
     update: Array
@@ -186,7 +189,10 @@ class Machine(NamedTuple):
     inside, between : (int, int, int)
         Latency of a link, ns, its bandwidth, bytes per second (0: transfers are free), and whether
         each direction has it for itself, 1, or both share it, 0. Inside a node there is one link
-        for each pair of GPUs, between two nodes one for all of them.
+        for each pair of GPUs, between two nodes one for all of them that share a network card.
+    card : int
+        GPUs that share a network card. 0: all of a node share the links that lead from it, of which
+        there may be several.
     copies : int
         Parts of a fold that are alike. The GPUs are those of one, in nodes of its own; the replicas
         of a stage in all parts share its weights.
@@ -197,6 +203,7 @@ class Machine(NamedTuple):
     room: int
     inside: tuple[int, int, int]
     between: tuple[int, int, int]
+    card: int = 0
     copies: int = 1
 
 

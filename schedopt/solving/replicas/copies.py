@@ -45,8 +45,9 @@ def copy_trips(step: StepData, stages: Sequence[StageOption]) -> Array:
         if near:
             time = trip_ns(each, machine.inside)
         else:
-            together = min(stages[source].replicas, max(1, machine.node // degrees[0]))
-            time = together * trip_ns(min(degrees) * each, machine.between)
+            card = machine.card or machine.node
+            together = min(stages[source].replicas, max(1, card // degrees[0]))
+            time = together * trip_ns(min(*degrees, card) * each, machine.between)
         rows.append((source, target, time))
     return np.array(rows, dtype=np.int64) if rows else NO_COPIES
 

@@ -32,6 +32,7 @@ def sums_of(costs: Costs, group: int) -> Sums:
     """Return the sums of stages in one size of tensor groups."""
     return Sums(
         costs.tensor[group],
+        costs.lanes[group],
         costs.forward[group],
         costs.backward[group],
         costs.update[group],
@@ -71,10 +72,11 @@ def sent_ns(count: int, latency: int, bandwidth: int) -> int:
 
 
 @njit_kernel
-def ring_ns(machine: Machine, tensor: int, count: int, replicas: int, far: int, least: bool) -> int:
+def ring_ns(machine: Machine, lanes: int, count: int, replicas: int, far: int, least: bool) -> int:
     """Return how long a chunk takes once round a ring but for one hop, `far` of them from a node.
 
-    The GPUs of a tensor group have rings next to each other, which share the links between nodes.
+    The GPUs of a tensor group have rings next to each other, of which so many `lanes` share a link
+    between nodes.
 
     A ring cuts so many bytes into as many chunks as there are replicas, some of which may be a byte
     longer; `least` asks for the others. Two replicas have one link for both chunks, which these
@@ -84,7 +86,7 @@ def ring_ns(machine: Machine, tensor: int, count: int, replicas: int, far: int, 
         return 0
     chunk = count // replicas if least else -(-count // replicas)
     inside = sent_ns(chunk, machine.inside[0], machine.inside[1])
-    between = sent_ns(tensor * chunk, machine.between[0], machine.between[1])
+    between = sent_ns(lanes * chunk, machine.between[0], machine.between[1])
     once = (replicas - 1 - far) * inside + far * between
     alone = machine.between[2] if far else machine.inside[2]
     return once if least or replicas > 2 or alone else 2 * once
@@ -123,13 +125,13 @@ def collective_ns(
         return int(update)
     if shard >= LAYERED:
         return layered_collective_ns(sums, machine, first, end, replicas, shard, least)
-    back, tensor = replicas - 1 if far else 0, sums.tensor
+    back, lanes = replicas - 1 if far else 0, sums.lanes
     sent = sums.gradient[end] - sums.gradient[first]
-    gradient = ring_ns(machine, tensor, sent, replicas, far, least)
+    gradient = ring_ns(machine, lanes, sent, replicas, far, least)
     if not shard:
-        return int(gradient + ring_ns(machine, tensor, sent, replicas, back, least) + update)
+        return int(gradient + ring_ns(machine, lanes, sent, replicas, back, least) + update)
     held = sums.parameter[end] - sums.parameter[first]
-    weights = ring_ns(machine, tensor, held, replicas, back, least)
+    weights = ring_ns(machine, lanes, held, replicas, back, least)
     if least and far:
         # Links carry some chunks while others are updated.
         return int(gradient + weights)
@@ -257,15 +259,15 @@ def common_multiple(one: int, other: int) -> int:
 
 
 @njit_kernel
-def links_between(machine: Machine, replicas: int, behind: int, fewer: int) -> int:
+def links_between(machine: Machine, replicas: int, behind: int, fewer: int, group: int) -> int:
     """Return how many links the replicas of two stages have to each other, in turn.
 
-    Each pair has one; where that leaves a node, the GPUs of a node share it: `fewer` are then the
-    GPUs of the stage that has fewer, and 0 elsewhere.
+    Each pair has one; where that leaves a node, the GPUs of a network card share it: `fewer` are
+    then the GPUs of the stage that has fewer, and 0 elsewhere. `group` GPUs send at once.
     """
     if not fewer:
         return common_multiple(replicas, behind)
-    return int(max(1, fewer // machine.node))
+    return int(max(1, fewer // max(group, machine.card or machine.node)))
 
 
 @njit_kernel
@@ -312,7 +314,8 @@ def describe_stage(
     found[6, number] = 1
     if follows:
         fewer = min(gpus, behind) if leaves else 0
-        found[6, number] = links_between(machine, replicas, follows, fewer)
+        together = costs.tensor[smaller]
+        found[6, number] = links_between(machine, replicas, follows, fewer, together)
     found[7, number] = machine.between[2] if leaves else machine.inside[2]
 
 

@@ -185,7 +185,9 @@ def extend_labels(
                     trip = sums.far[smaller, end] if leaves else sums.trip[smaller, end]
                     full = machine.between[2] if leaves else machine.inside[2]
                     fewer = min(width, follows) if leaves else 0
-                    shared = links_between(machine, replicas, behind[3], fewer)
+                    shared = links_between(
+                        machine, replicas, behind[3], fewer, costs.tensor[smaller]
+                    )
                     span = behind_link(behind[2], trip, full, shared * period)
                     if span >= NEVER:
                         continue

@@ -161,9 +161,13 @@ def read_machine(problem: Problem) -> Machine | None:
     sizes = {node.gpus for node in nodes}
     inside = {node.link for node in nodes} if sizes != {1} else {None}
     between = {link for _, link in network.paths()}
-    if len(sizes) > 1 or len(inside) > 1 or len(between) > 1:
+    cards = {network.cards_of(number) for number, node in enumerate(network.nodes) if node.gpus}
+    several = len(cards) > 1
+    if len(sizes) > 1 or len(inside) > 1 or len(between) > 1 or (several and max(cards) > 1):
         return None
-    return Machine(gpus, sizes.pop(), room, _describe(inside.pop()), _describe(between.pop()))
+    node, count = sizes.pop(), 0 if several else cards.pop()
+    ways = _describe(inside.pop()), _describe(between.pop())
+    return Machine(gpus, node, room, *ways, card=node // count if count else 0)
 
 
 def _describe(link: Link | None) -> tuple[int, int, int]:
@@ -187,9 +191,10 @@ def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], co
             ("load", [one.tensor * (one.forward + one.backward) for one in sums]),
         )
     }
-    shared = {"tensor", "joined", "layered"}
+    shared = {"tensor", "lanes", "joined", "layered"}
     return Costs(
         tensor=np.array(degrees, dtype=np.int64),
+        lanes=np.array([one.lanes for one in sums], dtype=np.int64),
         joined=sums[0].joined,
         layered=sums[0].layered,
         counts=again[0].counts,
@@ -269,12 +274,16 @@ def read_sums(
     forward = [gpu.duration_ns(layer.forward_ns) for layer in layers]
     saved = [layer.saved for layer in layers]
     trips, fars = (
-        np.stack([_lanes(sent, lanes, link, shared) for lanes in degrees])
-        for link, shared in ((machine.inside, False), (machine.between, True))
+        np.stack([_trips([n * -(-count // lanes) for count in sent], link) for lanes, n in ways])
+        for link, ways in (
+            (machine.inside, [(lanes, 1) for lanes in degrees]),
+            (machine.between, [(lanes, lanes_of_card(machine, lanes)) for lanes in degrees]),
+        )
     )
     place = degrees.index(tensor) + 1
     return Sums(
         tensor=tensor,
+        lanes=lanes_of_card(machine, tensor),
         forward=_sums(forward),
         backward=_sums(gpu.duration_ns(layer.backward_ns) for layer in layers),
         update=_sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers),
@@ -287,7 +296,7 @@ def read_sums(
         workspace=np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64),
         trip=trips,
         far=fars,
-        least_trip=trips[:place].min(axis=0),
+        least_trip=np.minimum(trips, fars)[:place].min(axis=0),
         least_far=fars[:place].min(axis=0),
         joined=_joined(problem),
         layered=_read_layered(problem, machine, options),
@@ -353,15 +362,20 @@ def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1
     return Recompute(np.array(counts, dtype=np.int64), prices, lengths, sizes)
 
 
+def lanes_of_card(machine: Machine, tensor: int) -> int:
+    """Return how many GPUs of a tensor group share a network card, at least on some card.
+
+    A group may begin anywhere in a node, with one GPU on its first card and one on its last.
+    """
+    if machine.card == 0 or tensor == 1:
+        return tensor
+    cards = min(machine.node // machine.card, (tensor - 2) // machine.card + 2)
+    return -(-tensor // cards)
+
+
 def _trips(sent: Sequence[int], link: tuple[int, int, int]) -> Array:
     times = [trip_ns(count, link) for count in sent]
     return np.array([0, *times, 0], dtype=np.int64)
-
-
-def _lanes(sent: Sequence[int], lanes: int, link: tuple[int, int, int], shared: bool) -> Array:
-    """Return how long what is sent takes in some lanes; those between two nodes share the way."""
-    each = [-(-count // lanes) for count in sent]
-    return _trips([lanes * count for count in each] if shared else each, link)
 
 
 def _joined(problem: Problem) -> npt.NDArray[np.bool_]:
