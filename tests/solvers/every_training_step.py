@@ -137,10 +137,15 @@ class ReplicatedStage:
             held + (workspace if length else 0) for length, held, workspace in self.operations
         )
 
+    @property
+    def sent_bytes(self) -> int:
+        """What a micro-batch sends to the next stage, and gets back."""
+        return self._own[-1].activation_bytes
+
     def trip_ns(self, platform: Platform, following: ReplicatedStage) -> int:
         """Return how long a transfer to the next stage takes, a part from each GPU of a group."""
         lanes = min(self.tensor, following.tensor)
-        return platform.transfer_ns(-(-self._own[-1].activation_bytes // lanes), 0, 1)
+        return platform.transfer_ns(-(-self.sent_bytes // lanes), 0, 1)
 
     def behind_ns(self, platform: Platform) -> int:
         """Return how long its collectives and updates take at least behind its last backward.
@@ -228,19 +233,19 @@ def least_step(problem: Problem, at_most: int | None = None) -> int | None:
     """
     found = None
     ways = [
-        (_least_ns(problem, stages), number, stages)
+        (least_ns(problem, stages), number, stages)
         for number, stages in enumerate(every_choice(problem))
     ]
     for least, _, stages in sorted(ways):
         high = at_most if found is None else found - 1
         if high is not None and least > high:
             break
-        step = _Step(problem, stages, high).least()
+        step = Orders(problem, stages, high).least()
         found = found if step is None else step
     return found
 
 
-def _least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
+def least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
     """Return what no step of stages beats: the work of a replica, the way to it and back."""
     count, platform = problem.scope.microbatches or 1, problem.platform
     ahead = back = least = 0
@@ -255,7 +260,7 @@ def _least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
     return least
 
 
-class _Step:
+class Orders:
     """All orders of one choice."""
 
     def __init__(

@@ -41,9 +41,24 @@ def least_memory(step: StepData) -> int:
 
 def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
     """Whether the bound lets a step take so long, ns."""
-    machine = step.machine if room is None else step.machine._replace(room=room)
+    machine = _with_fast_nodes(step.machine)
+    machine = machine if room is None else machine._replace(room=room)
     options = np.array(step.least_options, dtype=np.int64)
     return bool(step_is_possible(step.costs, machine, options, step.count, makespan))
+
+
+def _with_fast_nodes(machine: Machine) -> Machine:
+    """Return the machine with links inside nodes that are no slower than those between.
+
+    The bound places the GPUs of a stage side by side. With idle ones in between they may lie in
+    several nodes.
+    """
+    ways = machine.inside, machine.between
+    if machine.node == machine.gpus or not all(rate for _, rate, _ in ways):
+        fastest = machine.inside
+    else:
+        fastest = min(ways)[0], max(rate for _, rate, _ in ways), max(full for _, _, full in ways)
+    return machine._replace(inside=fastest)
 
 
 def least_makespan(step: StepData, run: Run) -> int:
@@ -123,6 +138,29 @@ def after_starts(
         least_span = min(least_span, span)
         least_end = min(least_end, max(ends[0, place], ends[1, place] + more * forward))
     return least_span, least_end
+
+
+@njit_kernel
+def sent_over_cards_ns(
+    count: int, cards: int, replicas: int, work: int, trip: int, behind: int
+) -> int:
+    """Return the least time from the first forward to the last backward of a stage, ns.
+
+    If all forwards leave its nodes over so many network cards at most, or 0 where that is not
+    known. Some card sends ceil(m / cards) of them, one after the other and from the first forward
+    on; behind the last of these there is the way of its micro-batch through all later stages,
+    `behind`, and back. A replica sends over one card.
+    """
+    if cards == 0:
+        return 0
+    return work + (-(-count // min(cards, replicas)) + 1) * trip + behind
+
+
+@njit_kernel
+def lower(table: Array, place: int, first: int, used: int, of_all: int, of_one: int) -> None:
+    """Lower the least of a stage, and that of any one of its replicas."""
+    table[0, place, first, used] = min(table[0, place, first, used], of_all)
+    table[1, place, first, used] = min(table[1, place, first, used], of_one)
 
 
 @njit_kernel
@@ -214,16 +252,24 @@ def extend_bound(
                     span_before = span
                 inner = max(held, work + 2 * trip + e)
                 ended = max(inner, own * (work + rest))
-                whole = max(ended + sync, forward + trip + f)
-                if ahead + whole > makespan or ahead + inner + back > makespan:
-                    continue
-                best[first, used] = min(best[first, used], span)
-                mine = np.searchsorted(counts, replicas)
-                ends[0, mine, first, used] = min(ends[0, mine, first, used], whole)
                 alone = max(held, own * (work + rest)) + sync
-                ends[1, mine, first, used] = min(ends[1, mine, first, used], alone)
-                spans[0, mine, first, used] = min(spans[0, mine, first, used], inner)
-                spans[1, mine, first, used] = min(spans[1, mine, first, used], held)
+                mine = np.searchsorted(counts, replicas)
+                cards, most_cards, least_used = 0, 0, used
+                if leaves and machine.card:
+                    cards, most_cards = -(-width // machine.card), (place + width) // machine.card
+                while True:
+                    sent = sent_over_cards_ns(count, cards, replicas, work, trip, q)
+                    through = max(inner, sent)
+                    whole = max(ended + sync, through + sync, forward + trip + f)
+                    if ahead + whole <= makespan and ahead + through + back <= makespan:
+                        best[first, least_used] = min(best[first, least_used], span)
+                        lower(ends, mine, first, least_used, whole, alone)
+                        lower(spans, mine, first, least_used, through, held)
+                    if sent <= inner or cards >= min(most_cards, replicas):
+                        break
+                    # With idle GPUs between those of the stage it has one more.
+                    least_used = used - width + cards * machine.card + 1
+                    cards += 1
 
 
 @njit_entry
