@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -21,7 +22,7 @@ from schedopt.version import __version__
 RUNS: Final = "runs"
 """The family of `bench solvers`, whose lines name no family and hold the conditions themselves."""
 CONDITIONS: Final[tuple[str, ...]] = (
-    *("time_limit_s", "seed", "workers", "jobs", "steps", "data"),
+    *("time_limit_s", "seed", "workers", "jobs", "steps", "data", "program"),
     *("schedopt", "python", "machine", "date"),
 )
 PAUSE_S: Final = 1.0
@@ -42,6 +43,14 @@ def describe_machine() -> dict[str, str]:
         "machine": f"{platform.machine()}, {cores} core{'s' if cores > 1 else ''}",
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def program_digest() -> str:
+    """Return what identifies the program: what its files of source and tables hold."""
+    folder, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -151,9 +151,13 @@ class Suite:
     def load(self, path: Path, effort: Effort | None, **more: Any) -> list[Record]:
         """Return what a file holds, to go on with, measured with the same effort and conditions.
 
-        Refused if it was measured otherwise, or no tables can be made of it.
+        Nothing if the program has changed since, where that is a condition. Refused if it was
+        measured otherwise, or no tables can be made of it.
         """
         records = load_records(path, self.families)
+        program = more.get("program")
+        if any(record.conditions.get("program") != program for record in records):
+            return []
         wanted = {**(effort.conditions if effort else describe_machine()), **more}
         del wanted["date"]
         refuse_other(records, wanted, path)

@@ -26,7 +26,7 @@ def bench_published(
 
     Steps and memory of 1F1B, interleaved and zero-bubble schedules, on eight kinds of GPU, from
     profiles, collectives and plans of the same sources. Each test has a mark, and the reference of
-    a plain simulator.
+    a plain simulator. Where the program has changed since, all rows are predicted anew.
 
     Examples
     --------
@@ -36,6 +36,7 @@ def bench_published(
     """
     from schedopt.bench.published.suite import SUITE, published_cases, test_cases
     from schedopt.bench.published.tables import Tables
+    from schedopt.bench.records import program_digest
 
     tables = Tables(data)
 
@@ -45,4 +46,5 @@ def bench_published(
 
     output.mkdir(parents=True, exist_ok=True)
     path = output / "published.json"
-    run_suite(SUITE, batches, None, path, resume, data=tables.digest)
+    conditions = {"data": tables.digest, "program": program_digest()}
+    run_suite(SUITE, batches, None, path, resume, **conditions)

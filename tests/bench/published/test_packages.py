@@ -106,6 +106,25 @@ def test_other_tables_are_not_mixed(small: Path, tmp_path: Path) -> None:
     assert "korthikanti" in printed(*arguments, "--anew")
 
 
+def test_where_the_program_has_changed_all_rows_are_predicted_anew(
+    small: Path, tmp_path: Path
+) -> None:
+    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
+    printed(*arguments)
+    path = tmp_path / "out" / "published.json"
+    document = json.loads(path.read_text())
+    stale = [{**row, "predicted": 1, "error_percent": -100} for row in document["rows"]]
+    # As it is, a row is kept; of another program, or of one that did not say, it is not.
+    path.write_text(json.dumps({**document, "rows": stale}))
+    printed(*arguments)
+    assert json.loads(path.read_text())["rows"] == stale
+    for program in ("other", None):
+        path.write_text(json.dumps({**document, "rows": stale, "program": program}))
+        printed(*arguments)
+        again = json.loads(path.read_text())
+        assert (again["rows"], again["program"]) == (document["rows"], document["program"])
+
+
 def test_figures_of_another_version_are_not_mixed(small: Path, tmp_path: Path) -> None:
     arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
     printed(*arguments)
