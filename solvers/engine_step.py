@@ -200,18 +200,18 @@ class EngineSearch:
         assert problem.scope.engine is not None
         units = len(stage_begins(problem.chain, problem.scope.engine))
         room = max(gpu.usable_bytes for gpu in problem.platform.gpus)
-        work, weights = {}, {}
+        work, weights, shared = {}, {}, {}
         for tensor in problem.degrees:
             layers = problem.in_group(tensor).layers
             work[tensor] = min(
                 sum(gpu.duration_ns(layer.forward_ns + layer.backward_ns) for layer in layers)
                 for gpu in set(problem.platform.gpus)
             )
-            weights[tensor] = sum(
-                layer.weight_bytes - (layer.optimizer_bytes or 0) for layer in layers
-            )
+            weights[tensor] = sum(layer.weight_bytes for layer in layers)
+            shared[tensor] = sum(layer.optimizer_bytes or 0 for layer in layers)
         for grid in grids_of(problem, units):
-            if weights[grid.tensor] <= grid.ranks * room:
+            held = weights[grid.tensor] - (shared[grid.tensor] if grid.shard != "none" else 0)
+            if held <= grid.ranks * room:
                 count = (problem.scope.microbatches or 1) // grid.replicas
                 yield count * work[grid.tensor] // grid.ranks, grid
 
@@ -253,7 +253,7 @@ class EngineSearch:
     def _grow(self, shape: EngineShape, run: Run, turn_s: float = TURN_S) -> None:
         """Part the cuts of a shape by how many layers ranks and stages have, for a while."""
         end = perf_counter() + turn_s
-        while shape.grows:
+        while shape.grows and shape.is_open and not self._is_late(shape.low):
             for begins in shape.grow(self.limit, run.stopped):
                 self._try(shape.cuts, begins)
             if perf_counter() >= end or run.stopped():

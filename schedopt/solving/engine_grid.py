@@ -84,7 +84,7 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
                 if parts > units or (several and not _interleaves(problem, ranks, replicas)):
                     break
                 for redone in _recompute(problem, units, parts):
-                    for shard in _shards(problem, replicas):
+                    for shard in _shards(problem, replicas, chunks):
                         yield Grid(
                             ranks=ranks,
                             chunks=chunks,
@@ -131,16 +131,17 @@ def _recompute(problem: Problem, units: int, parts: int) -> list[int]:
     return sorted({0, 1, 2, -(-each // 2), each, ALL} - {each + 1})
 
 
-def _shards(problem: Problem, replicas: int) -> tuple[Shard, ...]:
+def _shards(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
     """Return what replicas may share, less what is never better.
 
     The shares of an optimizer state are smaller, and updated sooner; in place of summed gradients
-    weights go round.
+    weights go round. With several stages on a GPU the gradients of one may go round while another
+    one is updated, and need not wait for its own update.
     """
     if replicas == 1 or problem.scope.shard == "none":
         return ("none",)
     chains = (problem.in_group(tensor) for tensor in problem.degrees)
-    if any(
+    if chunks > 1 or any(
         (layer.parameter_bytes or 0) > (layer.gradient_bytes or 0)
         for chain in chains
         for layer in chain.layers

@@ -93,7 +93,7 @@ class EngineShape:
     def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Part its cuts where the bound is least, and yield good ones near what bounds them.
 
-        Those that reach a limit, ns, are dropped.
+        Of those that reach a limit, ns, no more is looked for than that they do.
         """
         if self._tree is None:
             self._tree = EngineTree(self.cuts, self._runs, self._paths)
@@ -107,12 +107,10 @@ class EngineShape:
             if self._led <= FIRST_LED or length <= LEADING * self.known_ns:
                 yield self.descend(begins, stopped)
         low = self._tree.low
-        if low is not None:
-            self.low = max(self.low, low)
-        elif limit is None:
+        if low is None:
             self.is_open = False
         else:
-            self.refuted(limit - 1)
+            self.low = max(self.low, low)
 
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""

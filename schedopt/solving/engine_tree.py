@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,7 +52,7 @@ class EngineTree:
 
     @property
     def low(self) -> int | None:
-        """What no step is shorter than, ns; None: there is none, or none below all limits."""
+        """What no step is shorter than, ns; None: there is none."""
         lows = [row[0] for row in self._open[:1]]
         if self._stuck is not None:
             lows.append(self._stuck)
@@ -65,33 +66,39 @@ class EngineTree:
     def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Part the branch of the least bound; yield cuts near the answers of its parts.
 
-        Branches that reach the limit, ns, are dropped.
+        Of branches that reach the limit, ns, no more is looked for than that they do.
         """
         if not self._begun:
             self._begun = True
             root = Branch({}, self.relaxation.allowed)
             yield from self._visit(root, 0, limit, ROUNDS, stopped)
             return
-        if not self._open:
+        if not self._open or (limit is not None and self._open[0][0] >= limit):
             return
         low, _, branch, counts = heappop(self._open)
-        if limit is not None and low >= limit:
-            self._open.clear()
-            return
         parts = self._order(branch, counts) or self._part(branch, counts)
-        if not parts:
-            begins = self._round(counts)
+        if not parts and (begins := self._only_cut(branch)) is not None:
+            if self.cuts.may_fit(begins):
+                self._stop_at(max(low, self.cuts.schedule_bound(begins)))
             yield begins
-            self._end(low, begins)
         for part in parts:
             yield from self._visit(part, low, limit, LATER_ROUNDS, stopped)
 
-    def _end(self, low: int, begins: FirstLayers) -> None:
-        """Note what is known of a branch that is one cut, as far as its runs tell."""
-        if self.relaxation.is_exact:
-            if not self.cuts.may_fit(begins):
-                return
-            low = self.cuts.schedule_bound(begins)
+    def _only_cut(self, branch: Branch) -> FirstLayers | None:
+        """Return the cut of a branch in which each stage has a fixed number of places, if any.
+
+        Whole numbers alone say which: places lie in order, so how many each stage has says where
+        all begin. There is none where those numbers do not add up to all places.
+        """
+        first = self.cuts.ranks
+        groups = range(first, first + self.cuts.parts)
+        ranges = [branch.ranges.get(group, self.relaxation.ranges[group]) for group in groups]
+        assert all(least == most for least, most in ranges)
+        whole = [least for least, _ in ranges]
+        return self._begins(whole) if sum(whole) == sum(self.relaxation.sizes) else None
+
+    def _stop_at(self, low: int) -> None:
+        """Note that no step of a branch that is not parted further is shorter, ns."""
         self._stuck = low if self._stuck is None else min(low, self._stuck)
 
     def _visit(
@@ -106,13 +113,13 @@ class EngineTree:
         if found is None:
             return
         low = max(low, found)
-        if limit is not None and low >= limit:
-            return
         if counts is None:
-            self._stuck = low if self._stuck is None else min(low, self._stuck)
+            self._stop_at(low)
             return
         self._number += 1
         heappush(self._open, (low, self._number, branch, counts))
+        if limit is not None and low >= limit:
+            return
         yield self._round(counts)
         if self.cuts.chunks > 1:
             yield self._round(self._spread(counts))
@@ -180,8 +187,12 @@ class EngineTree:
             while whole[number] < cuts.least_places(number):
                 whole[int(whole.argmax())] -= 1
                 whole[number] += 1
-        begins = [0, *(1 + np.cumsum(whole)[:-1]).tolist()]
-        return tuple(cuts.places[place] for place in begins)
+        return self._begins(whole.tolist())
+
+    def _begins(self, whole: Sequence[int]) -> FirstLayers:
+        """Return the cut of which stages have so many of the places between first and last one."""
+        behind = [*accumulate(whole[:-1], initial=1)][1:]
+        return tuple(self.cuts.places[place] for place in (0, *behind))
 
 
 def _apportion(shares: Floats, total: int) -> npt.NDArray[np.int64]:

@@ -164,15 +164,8 @@ def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
         return
     assert result.lower_bound is not None
     assert result.lower_bound * count <= min(lengths.values())
-    # What is shared takes no longer, but for shares that are rounded up.
-    searched = [
-        length
-        for grid, length in lengths.items()
-        if grid.shard == problem.scope.shard or grid.replicas == 1
-    ]
-    if searched:
-        assert result.plan is not None
-        assert result.plan.pattern.period_total_ns <= min(searched)
+    assert result.plan is not None
+    assert result.plan.pattern.period_total_ns == min(lengths.values())
 
 
 @trials(100, by_day=20)

@@ -77,10 +77,6 @@ class EngineRelaxation:
 
         self.cuts, parts = cuts, cuts.parts
         self.sizes = [len(run) for run in runs[1:-1]]
-        self.is_exact = not 0 < cuts.grid.redone < len(cuts.places) and len(set(cuts.gpus)) == 1
-        places = layers_of_places(cuts)
-        self.is_exact &= all(len(set(places[run.start : run.stop])) == 1 for run in runs)
-        """Whether what it says of a whole cut is so."""
         costs = PlaceCosts.of(cuts)
         # Some of a stage only recomputed: then none of it counts.
         every = cuts.grid.redone >= len(cuts.places)
@@ -254,12 +250,13 @@ class EngineRelaxation:
         """Return what follows from the multipliers, exactly, ns."""
         weights = [round(SCALE * max(0.0, row.dual_value())) for row in self._path_rows]
         used = [number for number, weight in enumerate(weights) if weight]
-        if not used:
-            return 0
-        total = sum(weights[number] for number in used)
+        # Without any path a step takes no time, and rows may still tell that nothing fits.
+        total = sum(weights[number] for number in used) or SCALE
         factor = self.unit * total
         # Of any size, as Python has them.
-        reduced = sum(weights[number] * self._coefficients[number] for number in used)
+        reduced = np.zeros((len(self.sizes), self.cuts.parts), dtype=object)
+        for number in used:
+            reduced += weights[number] * self._coefficients[number]
         constant = sum(weights[number] * self._constants[number] for number in used)
         for row, held, room in zip(self._memory_rows, self._held, self._rooms, strict=True):
             price = round(max(0.0, -row.dual_value()) * factor)

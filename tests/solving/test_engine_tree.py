@@ -1,0 +1,53 @@
+"""Branch and bound over cuts, against all cuts of small chains."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, pairwise
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Problem
+from schedopt.engine import stage_begins
+from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_grid import grids_of
+from schedopt.solving.engine_shape import runs_of
+from schedopt.solving.engine_tree import EngineTree
+from tests.budgets import trials
+from tests.solvers.test_engine_grids import steps
+
+
+def shortest(cuts: EngineCuts) -> int | None:
+    """Return the least bound of all cuts that may fit, ns."""
+    found = []
+    for inner in combinations_with_replacement(range(1, len(cuts.places)), cuts.parts - 1):
+        sizes = [end - begin for begin, end in pairwise((0, *inner, len(cuts.places)))]
+        begins = tuple(cuts.places[place] for place in (0, *inner))
+        enough = all(size >= cuts.least_places(number) for number, size in enumerate(sizes))
+        if enough and cuts.may_fit(begins):
+            found.append(cuts.schedule_bound(begins))
+    return min(found, default=None)
+
+
+@trials(1000, by_day=30)
+@given(steps(), st.data())
+def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """Also where layers differ, some are recomputed, and a run stands for different places."""
+    assert problem.scope.engine is not None
+    places = len(stage_begins(problem.chain, problem.scope.engine))
+    grids = [grid for grid in grids_of(problem, places) if grid.ranks > 1]
+    assume(grids)
+    cuts = EngineCuts(problem, data.draw(st.sampled_from(grids)))
+    runs = runs_of(cuts)
+    assume(runs)
+    if data.draw(st.booleans()):
+        runs = [runs[0], range(runs[1].start, runs[-2].stop), runs[-1]]
+    tree, best = EngineTree(cuts, runs, []), shortest(cuts)
+    limit = None if best is None else best + 1
+    while not tree.is_done and (best is None or tree.low is None or tree.low < best):
+        for begins in tree.grow(limit, lambda: False):
+            assert len(begins) == cuts.parts
+        assert tree.low is None or best is None or tree.low <= best
+    assert tree.low == best
