@@ -8,8 +8,6 @@ from functools import partial
 from itertools import product
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from schedopt.bench.suite import Effort
 from schedopt.bounds.recomputation import held_bytes
 from schedopt.cuts import NoPartition, stages_in_order
@@ -18,11 +16,10 @@ from schedopt.solvers.uniform_grids import propose
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import LAYERED, NEVER, StepData
 from schedopt.solving.replicas.candidates import filled_by_1f1b
-from schedopt.solving.replicas.copies import NO_COPIES
 from schedopt.solving.replicas.costs import describe_stages
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits
-from schedopt.solving.replicas.timing import EAGER, STRICT, simulate_step
+from schedopt.solving.replicas.timing import EAGER, STRICT, Simulation
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -106,7 +103,7 @@ def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
         (stage.first, stage.last + 1, count, level if count > 1 else 0, 0)
         for stage, count in zip(stages, replicas, strict=True)
     ]
-    cost = describe_stages(step.costs, step.machine, np.array(rows, dtype=np.int64), step.count)
+    cost = describe_stages(step, rows)
     room = [
         _most_kept(step, stage, int(spare)) for stage, spare in zip(stages, cost[4], strict=True)
     ]
@@ -117,27 +114,24 @@ def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
     ]
     if any(needed > fit for needed, fit in zip(depth, most, strict=True)):
         return Score(None, None)
-    again = np.array([_recompute_ns(step, stage) for stage in stages], dtype=np.int64)
+    again = [_recompute_ns(step, stage) for stage in stages]
+    simulation = Simulation(len(stages), sum(replicas), step.count)
 
     def simulate(more: int, order: int) -> int | None:
-        filled = [min(needed + more, fit) for needed, fit in zip(depth, most, strict=True)]
-        makespan, _ = simulate_step(
-            np.array(replicas, dtype=np.int64),
-            cost[0],
-            cost[1],
-            again,
-            np.array(filled, dtype=np.int64),
-            cost[3],
-            cost[8],
-            cost[2],
-            cost[6],
-            cost[7],
-            NO_COPIES,
-            step.count,
-            order,
-            NEVER,
+        simulation.load(
+            replicas=replicas,
+            forward=cost[0],
+            backward=cost[1],
+            again=again,
+            depth=[min(needed + more, fit) for needed, fit in zip(depth, most, strict=True)],
+            sync=cost[3],
+            begin=cost[8],
+            trip=cost[2],
+            links=cost[6],
+            full=cost[7],
         )
-        return None if makespan >= NEVER else int(makespan)
+        makespan = simulation.run(order)
+        return None if makespan >= NEVER else makespan
 
     every = {way: simulate(*way) for way in product(DEEPER, (STRICT, EAGER))}
     return Score(every[0, STRICT], _least(every.values()))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import lcm
 from typing import Final, NamedTuple
 
@@ -23,14 +24,9 @@ import numpy as np
 
 from schedopt.problem import Problem
 from schedopt.solving.replicas.arrays import NEVER, Array, Machine
-from schedopt.solving.replicas.least_spans import (
-    ExactRecompute,
-    LeastSpans,
-    find_least_spans,
-    name_of_choice,
-)
+from schedopt.solving.replicas.least_spans import LeastSpans, find_least_spans, name_of_choice
 from schedopt.solving.replicas.search import compile_step_search
-from schedopt.solving.replicas.stages import read_recompute, read_sums
+from schedopt.solving.replicas.stages import read_costs
 from schedopt.solving.run import Run
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
@@ -76,15 +72,14 @@ class ReplicatedDP:
         self, problem: Problem, machine: Machine, replicas: Sequence[int] | None = None
     ) -> None:
         self.problem, self.machine, self.replicas = problem, machine, replicas
-        self.sums = read_sums(problem, machine)
-        self.again = read_recompute(problem, machine.gpus)
+        self.costs = read_costs(replace(problem, variants=()), machine, (), machine.gpus)
         self.most = min(machine.gpus, problem.scope.replicas or machine.gpus)
         self._exact: dict[int, int] = {}
 
     @property
     def looks_at_all(self) -> bool:
         """Whether all numbers of replicas are looked at, and not only some."""
-        return (len(self.sums.forward) - 1) * self.machine.gpus * self.most <= MOST_ENTRIES
+        return (len(self.costs.load) - 1) * self.machine.gpus * self.most <= MOST_ENTRIES
 
     def with_extra_memory(self, extra: int) -> ReplicatedDP:
         """Return the same for GPUs with so many bytes more."""
@@ -96,16 +91,17 @@ class ReplicatedDP:
 
     def least_period(self) -> int:
         """Return a bound: the work of all GPUs, and the longest layer on its replicas, ns."""
-        works = self.sums.forward + self.sums.backward
+        works = self.costs.load
         longest = int(np.diff(works).max())
         return max(1, -(-int(works[-1]) // self.machine.gpus), -(-longest // self.most))
 
     def longest_period(self) -> int:
         """Return a period at which one micro-batch runs after the other in every plan, ns."""
-        recompute = self.sums.forward if self.problem.scope.recompute else 0 * self.sums.forward
-        works = self.sums.forward + self.sums.backward + recompute
-        trips = np.sort(self.sums.trip[0])[1 - self.machine.gpus :]
-        return max(1, int(works[-1] + 2 * trips.sum()))
+        costs, work = self.costs, int(self.costs.load[-1])
+        if self.problem.scope.recompute:
+            work += int(costs.head[-1])
+        trips = np.sort(costs.trip[0, 0])[1 - self.machine.gpus :]
+        return max(1, work + 2 * int(trips.sum()))
 
     def descend(
         self,
@@ -169,19 +165,8 @@ class ReplicatedDP:
         return None
 
     def _find(self, numbers: Array, period: int) -> LeastSpans:
-        names = np.array(sorted(self._exact), dtype=np.int64)
-        times = np.array([self._exact[name] for name in sorted(self._exact)], dtype=np.int64)
         shard = int(self.problem.scope.shard != "none")
-        found: LeastSpans = find_least_spans(
-            self.sums,
-            self.again,
-            ExactRecompute(names, times),
-            self.machine,
-            numbers,
-            shard,
-            period,
-        )
-        return found
+        return find_least_spans(self.costs, self.machine, numbers, self._exact, shard, period)
 
     def _read(self, found: LeastSpans, numbers: Array) -> Iterator[_Placed]:
         """Yield the stages of the whole chain on the fewest GPUs, if there are some."""
@@ -190,7 +175,7 @@ class ReplicatedDP:
             return
         used = int(possible.any(axis=1).argmax())
         option = int(np.flatnonzero(possible[used])[-1])
-        first, layers = 0, len(self.sums.forward) - 1
+        first, layers = 0, len(self.costs.load) - 1
         while first < layers:
             end, own = int(found.ends[first, used, option]), int(numbers[option])
             used -= own
@@ -218,7 +203,7 @@ class ReplicatedDP:
         for number, stage in enumerate(placed):
             item = chain.items[2 * number]
             in_flight = chain.in_flight(item, item.span(stage.behind_ns, period), period)
-            name = int(name_of_choice(*stage[:3], in_flight))
+            name = name_of_choice(*stage[:3], in_flight)
             if name not in self._exact:
                 choice = chain.cheapest_recompute(number, in_flight)
                 self._exact[name] = NEVER if choice is None else choice.time_ns

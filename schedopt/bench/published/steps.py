@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from schedopt.solving.replicas.arrays import NEVER
-from schedopt.solving.replicas.copies import NO_COPIES
-from schedopt.solving.replicas.timing import STRICT, simulate_step
+from schedopt.solving.replicas.timing import STRICT, Simulation
 
 
 def one_f_one_b_ns(
@@ -25,24 +21,18 @@ def one_f_one_b_ns(
         Between stages, ns, while GPUs go on; each direction has a link of its own.
     """
     stages = len(forward)
-    zeros, ones = np.zeros(stages, dtype=np.int64), np.ones(stages, dtype=np.int64)
-    makespan, _ = simulate_step(
-        ones,
-        np.array([round(time) for time in forward], dtype=np.int64),
-        np.array([round(time) for time in backward], dtype=np.int64),
-        zeros,
-        np.arange(stages, 0, -1, dtype=np.int64),
-        zeros,
-        zeros,
-        zeros + round(message),
-        ones,
-        ones,
-        NO_COPIES,
-        microbatches,
-        STRICT,
-        NEVER,
+    ones = [1] * stages
+    simulation = Simulation(stages, stages, microbatches)
+    simulation.load(
+        replicas=ones,
+        forward=[round(time) for time in forward],
+        backward=[round(time) for time in backward],
+        depth=range(stages, 0, -1),
+        trip=round(message),
+        links=ones,
+        full=ones,
     )
-    return int(makespan)
+    return simulation.run(STRICT)
 
 
 def blocked_ns(

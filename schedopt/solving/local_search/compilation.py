@@ -167,7 +167,7 @@ COMPILATIONS: Final = {
         Compilation(
             "replicas",
             "schedopt.solving.replicated_dp:compile_search",
-            "least_spans.find_least_spans",
+            "least_spans._find_least_spans",
         ),
     )
 }

@@ -14,12 +14,13 @@ is read by its name.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 import numba
 import numba.extending
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 from numba.core.imputils import lower_getattr_generic
@@ -63,9 +64,12 @@ class Lean:
     """
 
     def __init__(self, value: tuple[Any, ...]) -> None:
-        self.kind = _kind_of(cast(Any, numba).typeof(value))
-        self._value, self._words = value, np.array([*_words_of(value)], dtype=np.int64)
-        self.address = int(self._words.ctypes.data)
+        layout, words = _read(value)
+        if layout not in _KINDS:
+            _KINDS[layout] = _kind_of(cast(Any, numba).typeof(value))
+        self.kind = _KINDS[layout]
+        self._value, self._words = value, np.array(words, dtype=np.int64)
+        self.address = _address_of(self._words)
 
 
 def lean(value: T) -> T:
@@ -86,20 +90,29 @@ def _kind_of(kind: Any) -> Any:
     return kind
 
 
-def _words_of(value: Any) -> Iterator[int]:
+_KINDS: Final[dict[Any, LeanTuple]] = {}
+"""By the layout of tuples. What numba says of each takes longer than most of what is called."""
+
+
+def _read(value: Any) -> tuple[Any, list[int]]:
+    """Return how something lies in memory, and its words."""
     if isinstance(value, tuple):
-        for part in value:
-            yield from _words_of(part)
-    elif isinstance(value, np.ndarray):
-        yield int(value.ctypes.data)
-        yield from value.shape
-    else:
-        yield int(np.array(value).view(np.int64))
+        layouts, words = zip(*map(_read, value), strict=True)
+        return (type(value), layouts), [*chain.from_iterable(words)]
+    if isinstance(value, np.ndarray):
+        in_rows = bool(value.flags.c_contiguous)
+        return (value.dtype, value.ndim, in_rows), [_address_of(value), *value.shape]
+    word = value if isinstance(value, int) else int(np.array(value).view(np.int64))
+    return type(value), [word]
+
+
+def _address_of(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 @extending.typeof_impl.register(Lean)
 def _type_of(value: Lean, _: Any) -> LeanTuple:
-    return cast(LeanTuple, value.kind)
+    return value.kind
 
 
 @extending.unbox(LeanTuple)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -84,68 +85,43 @@ class Layered(NamedTuple):
     layers: Layers
 
 
-class Sums(NamedTuple):
-    """Sums over the layers before each cut, and what else is known of layers; ns and bytes.
+class Costs(NamedTuple):
+    """What is known of stages, by the place of the size of their tensor groups in `tensor`.
 
-    `forward`, `backward`, `update`, `weight`, `gradient`, `parameter`, `optimizer` and `saved` have
-    an entry for each cut; `received`, what a stage that begins there keeps of its input, and
-    `workspace` have one for each layer. `trip` is the time of one transfer at each cut inside a
-    node, `far` that between two, by the place in `Costs.tensor` of the smaller of the two tensor
-    groups; `least_trip` and `least_far` are the least of those for groups up to that of the stage.
-    `lanes` GPUs of a tensor group share a network card. `joined` says where tied layers forbid a
-    cut. `layered` is about stages that run layer by layer.
-    """
-
-    tensor: int
-    lanes: int
-
-    forward: Array
-    backward: Array
-    update: Array
-    weight: Array
-    gradient: Array
-    parameter: Array
-    optimizer: Array
-    saved: Array
-    received: Array
-    workspace: Array
-    trip: Array
-    far: Array
-    least_trip: Array
-    least_far: Array
-    joined: npt.NDArray[np.bool_]
-    layered: Layered
-
-
-class Recompute(NamedTuple):
-    """Bounds on the time of recompute, for some numbers of micro-batches in flight.
-
-    See `RecomputeTable.priced`. Without entries nothing may be recomputed.
+    That place, of T sizes, is the first axis of all arrays but those that all groups share. Times
+    are in ns, sizes in bytes.
 
     Parameters
     ----------
+    tensor : (T,) array
+    lanes : (T,) array
+        How many GPUs of a tensor group share a network card, at least on some card.
+    forward, backward, update, weight, gradient, parameter, optimizer, saved : (T, L + 1) array
+        Sums over the layers before each cut.
+    received, workspace : (T, L) array
+        Of each layer: what a stage that begins there keeps of its input, and workspace.
+    trip, far : (T, T, L + 1) array
+        The time of one transfer at each cut inside a node, and between two, by the place of the
+        smaller of the two tensor groups, the second axis.
+    least_trip, least_far : (T, L + 1) array
+        The least of those for groups up to that of the stage.
+    prices, lengths, sizes : (T, N, K), (T, N, L, L, K) and (T, N, L, L) array
+        Bounds on the time of recompute, for N numbers of micro-batches in flight: see
+        `RecomputeTable.priced`. Without entries nothing may be recomputed.
     counts : (N,) array
-        Ascending, from 1 on.
-    prices : (N, K) array
-    lengths : (N, L, L, K) array
-    sizes : (N, L, L) array
-    """
-
-    counts: Array
-    prices: Floats
-    lengths: Floats
-    sizes: Array
-
-
-class Costs(NamedTuple):
-    """`Sums` and `Recompute` of stages in tensor groups, by the place of their size in `tensor`.
-
-    That place is the first axis of all arrays but those that all groups share: `counts`, `joined`,
-    `layered`, which is about groups of one GPU, and what is least whatever the groups, before each
-    cut: `load`, in GPUs times ns, and `head` and `tail`, the forwards and the backwards, ns.
-    `copies` has a row for each two layers with copies of the same weights: both, and how long the
-    gradient of one takes to the other at least, if that lies in another stage, ns. `rest` is work
-    that no gradient waits for, before each cut, on top of `backward`: see `with_halves`.
+        These numbers, ascending, from 1 on.
+    joined : (L + 1,) array
+        1 where tied layers forbid a cut.
+    layered : Layered
+        About stages that run layer by layer, in groups of one GPU.
+    load, head, tail : (L + 1,) array
+        What is least whatever the groups, before each cut: work, in GPUs times ns, forwards and
+        backwards, ns.
+    rest : (T, L + 1) array
+        Work that no gradient waits for, before each cut, on top of `backward`: see `with_halves`.
+    copies : (C, 3) array
+        Of each two layers with copies of the same weights: both, and how long the gradient of one
+        takes to the other at least, if that lies in another stage.
     """
 
     tensor: Array
@@ -168,7 +144,7 @@ class Costs(NamedTuple):
     lengths: Floats
     sizes: Array
     counts: Array
-    joined: npt.NDArray[np.bool_]
+    joined: Array
     layered: Layered
     load: Array
     head: Array
@@ -275,6 +251,13 @@ class StepData:
     replicas: tuple[int, ...]
     options: tuple[Option, ...]
     least_options: tuple[Option, ...]
+
+    @cached_property
+    def for_kernels(self) -> tuple[Costs, Machine]:
+        """Costs and machine as compiled functions are called with them."""
+        from schedopt.solving.local_search.lean import lean
+
+        return lean(self.costs), lean(self.machine)
 
     def tensor_of(self, stage: HasGroup) -> int:
         """Return how many GPUs the tensor groups of a stage have."""

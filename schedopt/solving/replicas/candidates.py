@@ -21,8 +21,8 @@ from schedopt.solving.replicas.arrays import (
 )
 from schedopt.solving.replicas.copies import copy_trips
 from schedopt.solving.replicas.costs import describe_stages
-from schedopt.solving.replicas.layered import choose_redone
-from schedopt.solving.replicas.timing import ORDERS, simulate_step
+from schedopt.solving.replicas.redone import choose_redone
+from schedopt.solving.replicas.timing import ORDERS, Simulation
 from schedopt.solving.run import Run
 
 DEEPER: Final = (0, 1, 2, 1 << 20)
@@ -112,6 +112,8 @@ class Candidates:
         self._noted_ns = NEVER
         self._choices: dict[tuple[int, ...], RecomputeChoice | None] = {}
         self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
+        gpus, layers = step.machine.gpus, len(step.costs.load) - 1
+        self._simulation = Simulation(min(gpus, layers), gpus, step.count)
 
     def is_over(self) -> bool:
         """Whether to end: time is up, or the best is good enough."""
@@ -152,10 +154,11 @@ class Candidates:
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
         for recompute, depth in self._fillings(stages, cost, needed, deeper):
+            self._load(stages, cost, recompute, depth)
             for order in ORDERS:
                 if self.run.clock.stop_requested() or (heeds_time and self._is_late()):
                     return found
-                makespan, _ = self._simulate(stages, cost, recompute, depth, order, limit)
+                makespan = self._simulation.run(order, limit)
                 if makespan < NEVER and makespan <= limit:
                     found = Candidate(makespan, stages, recompute, depth, order)
                     limit = makespan - 1
@@ -269,49 +272,46 @@ class Candidates:
     def _redo(self, stage: StageChoice, count: int) -> RecomputeChoice | None:
         """Return the same for a stage that runs layer by layer."""
         layered = self.step.costs.layered
+        found: RecomputeChoice | None = None
         if not self.step.problem.scope.recompute:
             return None
         key = (*stage, count)
         if key not in self._redone:
-            redone = choose_redone(layered.layers, *stage[:4], count, self.step.machine.room)
-            numbers = stage.first + np.flatnonzero(redone)
-            time = layered.layers.forward[numbers].sum()
-            if stage.shard >= WAITING:
-                time += layered.fetch[layered.rows[stage.shard, stage.replicas], numbers].sum()
-            runs = tuple((int(number), int(number)) for number in numbers)
-            self._redone[key] = RecomputeChoice(int(time), runs) if len(redone) else None
+            redone = choose_redone(self.step, *stage[:4], count)
+            if redone is not None:
+                numbers = stage.first + np.flatnonzero(redone)
+                time = layered.layers.forward[numbers].sum()
+                if stage.shard >= WAITING:
+                    time += layered.fetch[layered.rows[stage.shard, stage.replicas], numbers].sum()
+                runs = tuple((int(number), int(number)) for number in numbers)
+                found = RecomputeChoice(int(time), runs)
+            self._redone[key] = found
         return self._redone[key]
 
-    def _simulate(
+    def _load(
         self,
         stages: Sequence[StageChoice],
         cost: Array,
         recompute: Sequence[RecomputeChoice],
         depth: Sequence[int],
-        order: int,
-        limit: int = NEVER,
-    ) -> tuple[int, Array]:
-        """Return the makespan of a step, ns, and what each GPU runs: see `simulate_step`."""
+    ) -> None:
+        """Let the simulation take a step."""
         again = np.array([choice.time_ns for choice in recompute], dtype=np.int64)
         # Layer by layer it is a part of the backward.
         inside = again * np.array([stage.shard >= LAYERED for stage in stages])
-        found: tuple[int, Array] = simulate_step(
-            np.array([stage.replicas for stage in stages], dtype=np.int64),
-            cost[0],
-            cost[1] + inside,
-            again - inside,
-            np.array(depth, dtype=np.int64),
-            cost[3],
-            cost[8],
-            cost[2],
-            cost[6],
-            cost[7],
-            copy_trips(self.step, stages),
-            self.step.count,
-            order,
-            limit,
+        self._simulation.load(
+            replicas=[stage.replicas for stage in stages],
+            forward=cost[0],
+            backward=cost[1] + inside,
+            again=again - inside,
+            depth=depth,
+            sync=cost[3],
+            begin=cost[8],
+            trip=cost[2],
+            links=cost[6],
+            full=cost[7],
+            copies=copy_trips(self.step, stages),
         )
-        return found
 
     def keep(self, candidate: Candidate) -> None:
         """Keep the best candidates, of each stages the best."""
@@ -329,15 +329,12 @@ class Candidates:
         del self.best[KEPT:]
 
     def orders(self, candidate: Candidate) -> list[list[int]]:
-        """Return what each GPU runs: see `simulate_step`."""
+        """Return what each GPU runs: see `Simulation.orders`."""
         cost = self.cost(candidate.stages)
-        rows = self._simulate(
-            candidate.stages, cost, candidate.recompute, candidate.depth, candidate.order
-        )[1]
-        return [row[row >= 0].tolist() for row in rows]
+        self._load(candidate.stages, cost, candidate.recompute, candidate.depth)
+        self._simulation.run(candidate.order)
+        return self._simulation.orders()
 
     def cost(self, stages: Sequence[StageChoice]) -> Array:
         """Return what stages cost: see `describe_stages`."""
-        rows = np.array(stages, dtype=np.int64)
-        found: Array = describe_stages(self.step.costs, self.step.machine, rows, self.step.count)
-        return found
+        return describe_stages(self.step, stages)

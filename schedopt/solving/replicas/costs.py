@@ -7,11 +7,14 @@ them (ZeRO-1, Rajbhandari et al. 2020), and the GPUs t of a tensor group, which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
 from schedopt.bounds.recompute_table import WRONG
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import (
     LAYERED,
@@ -21,41 +24,9 @@ from schedopt.solving.replicas.arrays import (
     Array,
     Costs,
     Machine,
-    Recompute,
-    Sums,
+    StepData,
 )
 from schedopt.solving.replicas.layered import redone_ns, row_of
-
-
-@njit_kernel
-def sums_of(costs: Costs, group: int) -> Sums:
-    """Return the sums of stages in one size of tensor groups."""
-    return Sums(
-        costs.tensor[group],
-        costs.lanes[group],
-        costs.forward[group],
-        costs.backward[group],
-        costs.update[group],
-        costs.weight[group],
-        costs.gradient[group],
-        costs.parameter[group],
-        costs.optimizer[group],
-        costs.saved[group],
-        costs.received[group],
-        costs.workspace[group],
-        costs.trip[group],
-        costs.far[group],
-        costs.least_trip[group],
-        costs.least_far[group],
-        costs.joined,
-        costs.layered,
-    )
-
-
-@njit_kernel
-def recompute_of(costs: Costs, group: int) -> Recompute:
-    """Return the bounds on recompute of stages in one size of tensor groups."""
-    return Recompute(costs.counts, costs.prices[group], costs.lengths[group], costs.sizes[group])
 
 
 @njit_kernel
@@ -106,8 +77,9 @@ def least_share_ns(update: int, held: int, replicas: int) -> int:
 
 @njit_kernel
 def collective_ns(
-    sums: Sums,
+    costs: Costs,
     machine: Machine,
+    group: int,
     first: int,
     end: int,
     replicas: int,
@@ -120,17 +92,17 @@ def collective_ns(
     `far` of the hops in which gradients are added up lead from one node to another; where some do,
     all of what goes round then waits for these links. `least` asks for a bound.
     """
-    update = sums.update[end] - sums.update[first]
+    update = costs.update[group, end] - costs.update[group, first]
     if replicas == 1:
         return int(update)
     if shard >= LAYERED:
-        return layered_collective_ns(sums, machine, first, end, replicas, shard, least)
-    back, lanes = replicas - 1 if far else 0, sums.lanes
-    sent = sums.gradient[end] - sums.gradient[first]
+        return layered_collective_ns(costs, machine, group, first, end, replicas, shard, least)
+    back, lanes = replicas - 1 if far else 0, costs.lanes[group]
+    sent = costs.gradient[group, end] - costs.gradient[group, first]
     gradient = ring_ns(machine, lanes, sent, replicas, far, least)
     if not shard:
         return int(gradient + ring_ns(machine, lanes, sent, replicas, back, least) + update)
-    held = sums.parameter[end] - sums.parameter[first]
+    held = costs.parameter[group, end] - costs.parameter[group, first]
     weights = ring_ns(machine, lanes, held, replicas, back, least)
     if least and far:
         # Links carry some chunks while others are updated.
@@ -141,13 +113,20 @@ def collective_ns(
 
 @njit_kernel
 def layered_collective_ns(
-    sums: Sums, machine: Machine, first: int, end: int, replicas: int, shard: int, least: bool
+    costs: Costs,
+    machine: Machine,
+    group: int,
+    first: int,
+    end: int,
+    replicas: int,
+    shard: int,
+    least: bool,
 ) -> int:
     """Return the same where gradients go straight home: those of the first layer come last.
 
     Then all layers are updated, and unless parameters are shared their weights go round.
     """
-    layers, inside, between = sums.layered.layers, machine.inside, machine.between
+    layers, inside, between = costs.layered.layers, machine.inside, machine.between
     gradient, parameter = layers.gradient[first], layers.parameter[first]
     all_gather = shard % WAITING < PARAMETER
     if least:
@@ -157,7 +136,7 @@ def layered_collective_ns(
             found = min(sent_ns(size, inside[0], inside[1]), sent_ns(size, between[0], between[1]))
         if parameter:
             size = parameter // replicas
-            update = sums.update[first + 1] - sums.update[first]
+            update = costs.update[group, first + 1] - costs.update[group, first]
             found += least_share_ns(update, parameter, replicas)
             if all_gather:
                 found += min(
@@ -165,7 +144,7 @@ def layered_collective_ns(
                 )
         return int(found)
     found = sent_ns(-(-gradient // replicas), inside[0], inside[1])
-    found -= (sums.update[first] - sums.update[end]) // replicas
+    found -= (costs.update[group, first] - costs.update[group, end]) // replicas
     if all_gather:
         for layer in range(first, end):
             found += ring_ns(machine, 1, layers.parameter[layer], replicas, 0, False)
@@ -186,46 +165,55 @@ def is_aligned(machine: Machine, first: int, tensor: int) -> bool:
 
 @njit_kernel
 def spare_bytes(
-    sums: Sums, first: int, end: int, replicas: int, shard: int, workspace: int, room: int
+    costs: Costs,
+    group: int,
+    first: int,
+    end: int,
+    replicas: int,
+    shard: int,
+    workspace: int,
+    room: int,
 ) -> int:
     """Return what is left for activations on the GPU of a stage that has the largest chunk."""
-    fixed = sums.weight[end] - sums.weight[first] + workspace
+    fixed = costs.weight[group, end] - costs.weight[group, first] + workspace
     if shard:
-        optimizer = sums.optimizer[end] - sums.optimizer[first]
+        optimizer = costs.optimizer[group, end] - costs.optimizer[group, first]
         fixed -= optimizer - -(-optimizer // replicas)
     return int(room - fixed)
 
 
 @njit_kernel
 def stage_recompute_ns(
-    sums: Sums, again: Recompute, which: int, row: int, first: int, end: int, spare: int
+    costs: Costs, group: int, which: int, row: int, first: int, end: int, spare: int
 ) -> int:
     """Return the same of a stage that may run layer by layer: see `row_of`."""
     if row < 0:
-        return recompute_ns(again, which, first, end, spare)
-    return redone_ns(sums.layered, first, end, again.counts[which], spare)
+        return recompute_ns(costs, group, which, first, end, spare)
+    return redone_ns(costs.layered, first, end, costs.counts[which], spare)
 
 
 @njit_kernel
-def recompute_ns(again: Recompute, which: int, first: int, end: int, spare: int) -> int:
-    """Return a bound on the least recompute with which a stage fits, ns, by `again.counts`."""
+def recompute_ns(costs: Costs, group: int, which: int, first: int, end: int, spare: int) -> int:
+    """Return a bound on the least recompute with which a stage fits, ns, by `Costs.counts`."""
     place = end - first - 1
-    if again.sizes[which, first, place] > spare:
+    if costs.sizes[group, which, first, place] > spare:
         return NEVER
     best = 0.0
-    for price in range(again.prices.shape[1]):
-        length = again.lengths[which, first, place, price]
-        room = again.prices[which, price] * spare
+    for price in range(costs.prices.shape[2]):
+        length = costs.lengths[group, which, first, place, price]
+        room = costs.prices[group, which, price] * spare
         best = max(best, length - room - WRONG * (length + room) - 1)
     return int(best)
 
 
 @njit_kernel
-def most_in_flight(sums: Sums, row: int, first: int, end: int, spare: int, count: int) -> int:
+def most_in_flight(
+    costs: Costs, group: int, row: int, first: int, end: int, spare: int, count: int
+) -> int:
     """Return how many of some micro-batches are in flight at most without recompute."""
-    each = sums.saved[end] - sums.saved[first] + sums.received[first]
+    each = costs.saved[group, end] - costs.saved[group, first] + costs.received[group, first]
     if row >= 0:
-        each = sums.layered.kept[end] - sums.layered.kept[first]
+        each = costs.layered.kept[end] - costs.layered.kept[first]
     if spare < each:
         return 0
     return count if each <= 0 else min(count, spare // each)
@@ -270,47 +258,50 @@ def links_between(machine: Machine, replicas: int, behind: int, fewer: int, grou
     return int(max(1, fewer // max(group, machine.card or machine.node)))
 
 
+class Described(NamedTuple):
+    """Stages, and what they cost: see `describe_stages`."""
+
+    stages: Array
+    found: Array
+
+
 @njit_kernel
 def describe_stage(
-    costs: Costs,
-    machine: Machine,
-    stages: Array,
-    count: int,
-    number: int,
-    place: int,
-    found: Array,
+    costs: Costs, machine: Machine, known: Described, count: int, number: int, place: int
 ) -> None:
-    """Write down what a stage costs whose first GPU is `place`: see `describe_stages`."""
-    first, end, replicas, shard, which = stages[number]
-    sums = sums_of(costs, which)
-    gpus, group = replicas * sums.tensor, replicas * machine.copies
+    """Write down what a stage costs whose first GPU is `place`."""
+    stages, found = known.stages, known.found
+    first, end, replicas = stages[number, 0], stages[number, 1], stages[number, 2]
+    shard, own = stages[number, 3], stages[number, 4]
+    tensor = costs.tensor[own]
+    gpus, group = replicas * tensor, replicas * machine.copies
     workspace = 0
     for layer in range(first, end):
-        workspace = max(workspace, sums.workspace[layer])
-    row = row_of(sums.layered, replicas, shard)
+        workspace = max(workspace, costs.workspace[own, layer])
+    row = row_of(costs.layered, replicas, shard)
     if row < 0:
-        spare = spare_bytes(sums, first, end, group, shard, workspace, machine.room)
+        spare = spare_bytes(costs, own, first, end, group, shard, workspace, machine.room)
     else:
-        spare = machine.room - sums.layered.taken[row, first, end - first - 1]
+        spare = machine.room - costs.layered.taken[row, first, end - first - 1]
         for kind in range(2):
-            found[kind, number] = sums.layered.late[kind, row, first, end - first - 1]
-        found[8, number] = sums.layered.fetch[row, first]
-    follows, behind, smaller = 0, 0, which
-    if number + 1 < len(stages):
+            found[kind, number] = costs.layered.late[kind, row, first, end - first - 1]
+        found[8, number] = costs.layered.fetch[row, first]
+    follows, behind, smaller = 0, 0, own
+    if number + 1 < stages.shape[0]:
         follows = stages[number + 1, 2]
-        smaller = min(which, stages[number + 1, 4])
+        smaller = min(own, stages[number + 1, 4])
         behind = follows * costs.tensor[stages[number + 1, 4]]
     leaves = in_several_nodes(machine, place, gpus + behind)
     spread = machine.copies > 1 or in_several_nodes(machine, place, gpus)
-    if (row >= 0 and spread) or not is_aligned(machine, place, sums.tensor):
+    if (row >= 0 and spread) or not is_aligned(machine, place, tensor):
         found[8, number] = NEVER
-    found[0, number] += sums.forward[end] - sums.forward[first]
-    found[1, number] += sums.backward[end] - sums.backward[first]
-    found[2, number] = sums.far[smaller, end] if leaves else sums.trip[smaller, end]
+    found[0, number] += costs.forward[own, end] - costs.forward[own, first]
+    found[1, number] += costs.backward[own, end] - costs.backward[own, first]
+    found[2, number] = costs.far[own, smaller, end] if leaves else costs.trip[own, smaller, end]
     far = group - 1 if spread else 0
-    found[3, number] = collective_ns(sums, machine, first, end, group, shard, far, False)
+    found[3, number] = collective_ns(costs, machine, own, first, end, group, shard, far, False)
     found[4, number] = spare
-    found[5, number] = most_in_flight(sums, row, first, end, spare, count // replicas)
+    found[5, number] = most_in_flight(costs, own, row, first, end, spare, count // replicas)
     found[6, number] = 1
     if follows:
         fewer = min(gpus, behind) if leaves else 0
@@ -320,7 +311,18 @@ def describe_stage(
 
 
 @njit_entry
-def describe_stages(costs: Costs, machine: Machine, stages: Array, count: int) -> Array:
+def _describe_stages(costs: Costs, machine: Machine, known: Described, count: int) -> None:
+    """Write down what stages cost. All tuples are lean."""
+    stages = known.stages
+    place = machine.gpus
+    for number in range(stages.shape[0]):
+        place -= stages[number, 2] * costs.tensor[stages[number, 4]]
+    for number in range(stages.shape[0]):
+        describe_stage(costs, machine, known, count, number, place)
+        place += stages[number, 2] * costs.tensor[stages[number, 4]]
+
+
+def describe_stages(step: StepData, stages: Sequence[Sequence[int]]) -> Array:
     """Return what stages cost, from rows of first layer, end, replicas, shard and group.
 
     They lie on the last GPUs, in their order.
@@ -336,10 +338,6 @@ def describe_stages(costs: Costs, machine: Machine, stages: Array, count: int) -
         two nodes.
     """
     found = np.zeros((9, len(stages)), dtype=np.int64)
-    place = machine.gpus
-    for number in range(len(stages)):
-        place -= stages[number, 2] * costs.tensor[stages[number, 4]]
-    for number in range(len(stages)):
-        describe_stage(costs, machine, stages, count, number, place, found)
-        place += stages[number, 2] * costs.tensor[stages[number, 4]]
+    known = Described(np.array(stages, dtype=np.int64), found)
+    _describe_stages(*step.for_kernels, lean(known), step.count)
     return found

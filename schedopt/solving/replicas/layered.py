@@ -12,11 +12,12 @@ both are waited for, so that copies and gradients of one layer are there at a ti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from schedopt.bounds.recompute_table import WRONG
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import (
     LAYERED,
@@ -119,82 +120,90 @@ def home_bytes(layers: Layers, layer: int, replicas: int, shard: int) -> int:
     return int(total)
 
 
-@njit_entry
-def fill_tables(
-    layers: Layers,
-    options: Array,
-    fetch: Array,
-    take: Array,
-    found: Array,
-    late: Array,
-) -> None:
-    """Fill tables of options, from rows of replicas and level: see `Layered`.
+class Tables(NamedTuple):
+    """Tables of N options: see `Layered`.
 
     Parameters
     ----------
     layers : Layers
     options : (N, 2) array
+        Replicas and level of each.
     fetch, take : (N, L) array
         How long the weights of a layer come, and its gradients go home, ns.
     found : (4, N, L, L) array
         `taken`, `taken_redone`, `least` and `least_redone`.
     late : (2, N, L, L) array
     """
-    count = len(layers.forward)
-    for number in range(len(options)):
+
+    layers: Layers
+    options: Array
+    fetch: Array
+    take: Array
+    found: Array
+    late: Array
+
+
+@njit_entry
+def fill_tables(tables: Tables) -> None:
+    """Fill `found` and `late`. All tuples are lean."""
+    layers, options = tables.layers, tables.options
+    count = layers.forward.shape[0]
+    for number in range(options.shape[0]):
         replicas, shard = options[number, 0], options[number, 1]
         for first in range(count):
             whole = shared = at_home = 0
             for end in range(first + 1, count + 1):
-                place = end - first - 1
                 parts = shared_bytes(layers, end - 1, replicas, shard)
                 whole += layers.weight[end - 1] - parts
                 shared += parts
                 at_home += home_bytes(layers, end - 1, replicas, shard)
                 for which in range(4):
-                    least, redone = which >= 2, which % 2 == 1
-                    most = behind = 0
-                    for layer in range(end - 1, first - 1, -1):
-                        forward = forward_bytes(
-                            layers, first, end, layer, replicas, shard, False, least
-                        )
-                        backward = backward_bytes(
-                            layers, first, end, layer, replicas, shard, False, least
-                        )
-                        kept, again = layers.kept[layer], layers.redone[layer]
-                        if redone and not least:
-                            backward += layers.saved[layer]
-                        most = max(most, max(forward, backward) - behind)
-                        if redone:
-                            kept = max(kept, again) if least else min(kept, again)
-                        behind += kept
-                    held = -(-shared // replicas) if least else at_home
-                    found[which, number, first, place] = whole + held + most
-                fill_late(layers, shard, first, end, fetch[number], take[number], late[:, number])
+                    held = -(-shared // replicas) if which >= 2 else at_home
+                    most = most_beside(layers, first, end, replicas, shard, which)
+                    tables.found[which, number, first, end - first - 1] = whole + held + most
+                fill_late(tables, number, first, end)
 
 
 @njit_kernel
-def fill_late(
-    layers: Layers, shard: int, first: int, end: int, fetch: Array, take: Array, late: Array
-) -> None:
+def most_beside(layers: Layers, first: int, end: int, replicas: int, shard: int, which: int) -> int:
+    """Return what a stage needs beside its share and what micro-batches keep, bytes."""
+    least, redone = which >= 2, which % 2 == 1
+    most = behind = 0
+    for layer in range(end - 1, first - 1, -1):
+        forward = forward_bytes(layers, first, end, layer, replicas, shard, False, least)
+        backward = backward_bytes(layers, first, end, layer, replicas, shard, False, least)
+        kept, again = layers.kept[layer], layers.redone[layer]
+        if redone and not least:
+            backward += layers.saved[layer]
+        most = max(most, max(forward, backward) - behind)
+        if redone:
+            kept = max(kept, again) if least else min(kept, again)
+        behind += kept
+    return int(most)
+
+
+@njit_kernel
+def fill_late(tables: Tables, number: int, first: int, end: int) -> None:
     """Fill in how long a stage waits for weights and gradients: see `Layered.late`."""
+    layers, fetch, take = tables.layers, tables.fetch, tables.take
+    shard = tables.options[number, 1]
     forward = backward = 0
     for layer in range(first, end):
-        coming, going = fetch[layer], take[layer]
+        coming, going = fetch[number, layer], take[number, layer]
         if shard >= WAITING:
             forward += coming
             backward += coming + going
             continue
-        before = layers.forward[layer - 1]
+        before = layers.forward[max(0, layer - 1)]
         if layer == first:
             before = min(layers.forward[end - 1], layers.backward[first])
-        forward += max(0, coming + take[first] - before)
+        forward += max(0, coming + take[number, first] - before)
         before = layers.backward[layer + 1 if layer + 1 < end else first]
         before = min(before, layers.forward[layer])
-        going = take[layer + 1 if layer + 1 < end else first]
+        going = take[number, layer + 1 if layer + 1 < end else first]
         backward += max(0, coming + going - before)
-    late[0, first, end - first - 1] = forward
-    late[1, first, end - first - 1] = backward
+    tables.late[0, number, first, end - first - 1] = forward
+    tables.late[1, number, first, end - first - 1] = backward
 
 
 @njit_kernel
@@ -218,7 +227,7 @@ def redone_ns(layered: Layered, first: int, end: int, count: int, spare: int) ->
     if wanted > layered.spared[end] - layered.spared[first]:
         return NEVER
     best = 0.0
-    for number in range(len(layered.prices)):
+    for number in range(layered.prices.shape[0]):
         length = layered.lengths[number, end] - layered.lengths[number, first]
         worth = layered.prices[number] * wanted
         best = max(best, length + worth - WRONG * (worth - length) - 1)
@@ -252,69 +261,6 @@ def one_fits(
             kept = redone
         held += kept
     return True
-
-
-@njit_kernel
-def peak_bytes(layers: Layers, first: int, used: Array, redone: Array, count: int) -> int:
-    """Return what `count` micro-batches keep, and the work on one of them needs, at most.
-
-    `used` has for each layer what its forward and its backward need beside that.
-    """
-    kept = peak = 0
-    for place in range(len(redone)):
-        layer, again = first + place, redone[place]
-        kept += layers.redone[layer] if again else layers.kept[layer]
-        back = used[1, place] + (layers.saved[layer] if again else 0)
-        peak = max(peak, kept + max(used[0, place], back))
-    return int((count - 1) * kept + peak)
-
-
-@njit_entry
-def choose_redone(
-    layers: Layers, first: int, end: int, replicas: int, shard: int, count: int, room: int
-) -> Array:
-    """Return which layers are recomputed so that `count` micro-batches fit, 1 or 0 for each.
-
-    Those first whose time is least for what they spare; then those are kept again for which there
-    is room. An array of no layers if nothing was found.
-    """
-    length, left = end - first, room
-    used = np.zeros((2, length), dtype=np.int64)
-    redone = np.zeros(length, dtype=np.int64)
-    price = np.zeros(length)
-    for place in range(length):
-        layer = first + place
-        parts = shared_bytes(layers, layer, replicas, shard)
-        left -= layers.weight[layer] - parts + home_bytes(layers, layer, replicas, shard)
-        used[0, place] = forward_bytes(
-            layers, first, end, layer, replicas, shard, count == 1, False
-        )
-        used[1, place] = backward_bytes(
-            layers, first, end, layer, replicas, shard, count == 1, False
-        )
-        spared = layers.kept[layer] - layers.redone[layer]
-        price[place] = layers.forward[layer] / spared if spared > 0 else np.inf
-    for place in np.argsort(price):
-        if peak_bytes(layers, first, used, redone, count) <= left or price[place] == np.inf:
-            break
-        redone[place] = 1
-    if peak_bytes(layers, first, used, redone, count) > left:
-        held = 0
-        for place in range(length):
-            layer = first + place
-            again = held + layers.redone[layer] + used[1, place] + layers.saved[layer]
-            whole = held + layers.kept[layer] + used[1, place]
-            spares = layers.redone[layer] < layers.kept[layer]
-            redone[place] = int((spares and again <= left) or whole > left)
-            held += layers.redone[layer] if redone[place] else layers.kept[layer]
-        if peak_bytes(layers, first, used, redone, count) > left:
-            return redone[:0]
-    for place in np.argsort(-layers.forward[first:end]):
-        if redone[place]:
-            redone[place] = 0
-            if peak_bytes(layers, first, used, redone, count) > left:
-                redone[place] = 1
-    return redone
 
 
 def price_recompute(layers: Layers, *, allowed: bool) -> tuple[Floats, Floats, Array]:
@@ -369,7 +315,8 @@ def tabulate(
     found = np.zeros((4, len(options), count, count), dtype=np.int64)
     late = np.zeros((2, len(options), count, count), dtype=np.int64)
     if options:
-        fill_tables(layers, np.array(options, dtype=np.int64), fetch[0], fetch[1], found, late)
+        pairs = np.array(options, dtype=np.int64)
+        fill_tables(lean(Tables(layers, pairs, fetch[0], fetch[1], found, late)))
     prices, lengths, spared = price_recompute(layers, allowed=recompute)
     return Layered(
         rows=rows,

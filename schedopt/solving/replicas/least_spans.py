@@ -8,14 +8,15 @@ one of each decides whether the period is possible.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.arrays import NEVER, Array, Machine, Recompute, Sums
+from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine
 from schedopt.solving.replicas.costs import (
-    common_multiple,
     most_in_flight,
     recompute_ns,
     spare_bytes,
@@ -32,10 +33,16 @@ compiled_span = njit_kernel(span_in_front)
 
 
 class LeastSpans(NamedTuple):
-    """What the programme finds at a period. The last axis is an option: replicas, less one place.
+    """What the programme reads, and what it finds at a period.
 
     Parameters
     ----------
+    replicas : (N,) array
+        Numbers of replicas, ascending: the options.
+    links : (N, N) array
+        Between how many pairs of GPUs two stages with these send in turn.
+    names, times : (K,) array
+        Least times of recompute that are known exactly, ns, by ascending `name_of_choice`.
     spans : (L + 1, P + 1, N) array
         The least span in front of a stage from a layer on with all that is behind it, ns.
     ends : (L + 1, P + 1, N) array
@@ -44,19 +51,22 @@ class LeastSpans(NamedTuple):
         By the option of the stage in front: the least span in front of the transfers at a cut, ns.
     options : (L + 1, P + 1, N) array
         The option of the stage behind that cut.
+    shard : int
+        1 where replicas share the optimizer state.
+    period : int
+        ns.
     """
 
+    replicas: Array
+    links: Array
+    names: Array
+    times: Array
     spans: Array
     ends: Array
     behind: Array
     options: Array
-
-
-class ExactRecompute(NamedTuple):
-    """Least times of recompute that are known exactly, ns, by ascending `name_of_choice`."""
-
-    names: Array
-    times: Array
+    shard: int
+    period: int
 
 
 @njit_kernel
@@ -77,16 +87,31 @@ def next_span(span: int, work: int, recompute: int, modulus: int) -> int:
     return compiled_span(span, work, recompute, modulus)
 
 
-@njit_entry
 def name_of_choice(first: int, end: int, replicas: int, in_flight: int) -> int:
     """Return a number that only one stage has with so many replicas and micro-batches in flight."""
     return ((first * MOST_LAYERS + end) * MOST_GPUS + replicas) << 24 | min(in_flight, MOST_NAMED)
 
 
+compiled_name = njit_kernel(name_of_choice)
+
+
+@njit_kernel
+def count_below(ascending: Array, value: int) -> int:
+    """Return how many items are less than a value."""
+    low, high = 0, ascending.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @njit_kernel
 def least_recompute(
-    again: Recompute,
-    known: ExactRecompute,
+    costs: Costs,
+    known: LeastSpans,
     first: int,
     end: int,
     replicas: int,
@@ -97,94 +122,121 @@ def least_recompute(
 
     More micro-batches in flight need no less.
     """
-    name = name_of_choice(first, end, replicas, in_flight)
-    place = np.searchsorted(known.names, name)
-    if place < len(known.names) and known.names[place] == name:
+    name = compiled_name(first, end, replicas, in_flight)
+    place = count_below(known.names, name)
+    if place < known.names.shape[0] and known.names[place] == name:
         return int(known.times[place])
-    which = int(np.searchsorted(again.counts, in_flight + 1)) - 1
-    return NEVER if which < 0 else recompute_ns(again, which, first, end, spare)
+    which = count_below(costs.counts, in_flight + 1) - 1
+    return NEVER if which < 0 else recompute_ns(costs, 0, which, first, end, spare)
+
+
+@njit_kernel
+def extend_spans(costs: Costs, machine: Machine, known: LeastSpans, first: int) -> None:
+    """Find the least spans of stages that begin with a layer, and in front of the cut there."""
+    replicas, spans, behind, period = known.replicas, known.spans, known.behind, known.period
+    layers, gpus, count = costs.load.shape[0] - 1, machine.gpus, replicas.shape[0]
+    # With fewer or more GPUs what comes from here on, or before, has not the time.
+    fewest = (costs.load[layers] - costs.load[first] + period - 1) // period
+    most = gpus - (costs.load[first] + period - 1) // period
+    workspace = 0
+    for end in range(first + 1, layers + 1):
+        workspace = max(workspace, costs.workspace[0, end - 1])
+        work = costs.load[end] - costs.load[first]
+        if work > period * replicas[count - 1]:
+            break
+        saved = costs.saved[0, end] - costs.saved[0, first]
+        for number in range(count):
+            own = replicas[number]
+            modulus = own * period
+            if work > modulus:
+                continue
+            if own > most:
+                break
+            beside = workspace if work > 0 else 0
+            spare = spare_bytes(costs, 0, first, end, own, known.shard, beside, machine.room)
+            if spare < saved:
+                continue
+            free = most_in_flight(costs, 0, -1, first, end, spare, AS_MANY_AS_FIT)
+            before, span = -1, NEVER
+            for used in range(max(own, fewest), most + 1):
+                rest = behind[end, used - own, number]
+                if rest >= NEVER:
+                    continue
+                if rest != before:
+                    before, span = rest, next_span(rest, work, 0, modulus)
+                    in_flight = max(1, -(-span // modulus))
+                    if in_flight > free:
+                        least = least_recompute(costs, known, first, end, own, spare, in_flight)
+                        span = next_span(rest, work, least, modulus)
+                # Of what is equal the longest stage is kept, so that there are few.
+                if span < NEVER and span <= spans[first, used, number]:
+                    spans[first, used, number] = span
+                    known.ends[first, used, number] = end
+    trip, full = costs.trip[0, 0, first], machine.inside[2]
+    # Then transfers take as long whatever lies in front.
+    alike = trip == 0 or (full and trip <= period)
+    for used in range(max(1, fewest), most + 1):
+        least = 0
+        for number in range(1, count):
+            if spans[first, used, number] < spans[first, used, least]:
+                least = number
+        for front in range(count):
+            if replicas[front] > gpus - used:
+                break
+            for number in range(count):
+                span = spans[first, used, number]
+                if span >= NEVER or (alike and number != least):
+                    continue
+                sent = behind_link(span, trip, full, known.links[front, number] * period)
+                if sent < behind[first, used, front]:
+                    behind[first, used, front] = sent
+                    known.options[first, used, front] = number
 
 
 @njit_entry
+def _find_least_spans(costs: Costs, machine: Machine, known: LeastSpans) -> None:
+    """Fill the tables from the end of the chain. All tuples are lean."""
+    for first in range(costs.load.shape[0] - 2, -1, -1):
+        if not costs.joined[first]:
+            extend_spans(costs, machine, known, first)
+
+
 def find_least_spans(
-    sums: Sums,
-    again: Recompute,
-    known: ExactRecompute,
+    costs: Costs,
     machine: Machine,
     replicas: Array,
+    exact: Mapping[int, int],
     shard: int,
     period: int,
 ) -> LeastSpans:
     """Return the least spans at a period, ns, for stages of some numbers of replicas, ascending.
 
-    `shard` is 1 where they share the optimizer state. GPUs are alike, and so are their links.
+    Parameters
+    ----------
+    costs : Costs
+        Of groups of one GPU.
+    machine : Machine
+        GPUs are alike, and so are their links.
+    replicas : (N,) array
+    exact : mapping of int to int
+        Least times of recompute that are known exactly, ns, by `name_of_choice`.
+    shard, period : int
+        See `LeastSpans`.
     """
-    layers, gpus, count = len(sums.forward) - 1, machine.gpus, len(replicas)
-    shape = layers + 1, gpus + 1, count
-    spans = np.full(shape, NEVER, dtype=np.int64)
-    behind = np.full(shape, NEVER, dtype=np.int64)
-    ends = np.zeros(shape, dtype=np.int64)
-    options = np.zeros(shape, dtype=np.int64)
-    behind[layers, 0, :] = 0
-    works = sums.forward + sums.backward
-    links = np.zeros((count, count), dtype=np.int64)
-    for front in range(count):
-        for number in range(count):
-            links[front, number] = common_multiple(replicas[front], replicas[number])
-    for first in range(layers - 1, -1, -1):
-        if sums.joined[first]:
-            continue
-        # With fewer or more GPUs what comes from here on, or before, has not the time.
-        fewest = (works[layers] - works[first] + period - 1) // period
-        most = gpus - (works[first] + period - 1) // period
-        workspace = 0
-        for end in range(first + 1, layers + 1):
-            workspace = max(workspace, sums.workspace[end - 1])
-            work = works[end] - works[first]
-            if work > period * replicas[-1]:
-                break
-            saved = sums.saved[end] - sums.saved[first]
-            for number in range(count):
-                own = replicas[number]
-                modulus = own * period
-                if work > modulus:
-                    continue
-                if own > most:
-                    break
-                beside = workspace if work > 0 else 0
-                spare = spare_bytes(sums, first, end, own, shard, beside, machine.room)
-                if spare < saved:
-                    continue
-                free = most_in_flight(sums, -1, first, end, spare, AS_MANY_AS_FIT)
-                before, span = -1, NEVER
-                for used in range(max(own, fewest), most + 1):
-                    rest = behind[end, used - own, number]
-                    if rest >= NEVER:
-                        continue
-                    if rest != before:
-                        before, span = rest, next_span(rest, work, 0, modulus)
-                        in_flight = max(1, -(-span // modulus))
-                        if in_flight > free:
-                            least = least_recompute(again, known, first, end, own, spare, in_flight)
-                            span = next_span(rest, work, least, modulus)
-                    # Of what is equal the longest stage is kept, so that there are few.
-                    if span < NEVER and span <= spans[first, used, number]:
-                        spans[first, used, number] = span
-                        ends[first, used, number] = end
-        trip, full = sums.trip[0, first], machine.inside[2]
-        # Then transfers take as long whatever lies in front.
-        alike = trip == 0 or (full and trip <= period)
-        for used in range(max(1, fewest), most + 1):
-            least = spans[first, used].argmin()
-            for front in range(count):
-                if replicas[front] > gpus - used:
-                    break
-                for number in range(count):
-                    span = spans[first, used, number]
-                    if span >= NEVER or (alike and number != least):
-                        continue
-                    sent = behind_link(span, trip, full, links[front, number] * period)
-                    if sent < behind[first, used, front]:
-                        behind[first, used, front] = sent
-                        options[first, used, front] = number
-    return LeastSpans(spans, ends, behind, options)
+    shape = len(costs.load), machine.gpus + 1, len(replicas)
+    names = sorted(exact)
+    found = LeastSpans(
+        replicas=replicas,
+        links=np.lcm.outer(replicas, replicas),
+        names=np.array(names, dtype=np.int64),
+        times=np.array([exact[name] for name in names], dtype=np.int64),
+        spans=np.full(shape, NEVER, dtype=np.int64),
+        ends=np.zeros(shape, dtype=np.int64),
+        behind=np.full(shape, NEVER, dtype=np.int64),
+        options=np.zeros(shape, dtype=np.int64),
+        shard=shard,
+        period=period,
+    )
+    found.behind[-1, 0] = 0
+    _find_least_spans(lean(costs), lean(machine), lean(found))
+    return found

@@ -14,8 +14,8 @@ from schedopt.problem import Scope, training_step
 from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import MOST_IDLE, Descent
-from schedopt.solving.replicas.labels import label_stages
-from schedopt.solving.replicas.layered import choose_redone
+from schedopt.solving.replicas.labels import Labels, label_stages
+from schedopt.solving.replicas.redone import choose_redone
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
@@ -63,7 +63,7 @@ def compile_step_search() -> StepData:
         search.candidates.orders(candidate)
     least_makespan(step, run)
     # What two layers need not choose, larger chains do.
-    choose_redone(step.costs.layered.layers, 0, 1, 1, 0, 1, step.machine.room)
+    choose_redone(step, 0, 1, 1, 0, 1)
     return step
 
 
@@ -275,8 +275,7 @@ class StepSearch:
             if (self.step.count - fold) * longer > self._limit():
                 return
             for weight in weights:
-                labels, counts = self._label(options, longer, fold, weight)
-                for stages, depth in self._read(labels, counts, options):
+                for stages, depth in self._read(self._label(options, longer, fold, weight)):
                     self._add(stages, depth)
                 if self.candidates.is_over():
                     return
@@ -287,24 +286,14 @@ class StepSearch:
             int(PATIENCE * self.candidates.best[0].makespan_ns) if self.candidates.best else NEVER
         )
 
-    def _label(self, options: Array, period: int, fold: int, weight: float) -> tuple[Array, Array]:
-        found: tuple[Array, Array] = label_stages(
-            self.step.costs,
-            self.step.machine,
-            options,
-            self.step.count,
-            period,
-            fold,
-            weight,
-            self._limit(),
-        )
-        return found
+    def _label(self, options: Array, period: int, fold: int, weight: float) -> Labels:
+        return label_stages(self.step, options, period, fold, weight, self._limit())
 
     def _least_period(self, options: Array, fold: int) -> int | None:
         """Return about the least period at which there are stages; None if there are none."""
 
         def possible(period: int) -> bool:
-            return bool(self._label(options, period, fold, STEADY)[1][0].any())
+            return bool(self._label(options, period, fold, STEADY).counts[0].any())
 
         costs = self.step.costs
         work = int((costs.forward[:, -1] + costs.backward[:, -1]).max())
@@ -324,19 +313,17 @@ class StepSearch:
                 low = middle
         return high
 
-    def _read(
-        self, labels: Array, counts: Array, options: Array
-    ) -> Iterator[tuple[tuple[StageChoice, ...], list[int]]]:
+    def _read(self, labels: Labels) -> Iterator[tuple[tuple[StageChoice, ...], list[int]]]:
         """Yield the stages of all labels of the whole chain, and how deep 1F1B* fills them."""
         layers = len(self.step.costs.load) - 1
         for used in range(self.step.machine.gpus, 0, -1):
-            for which in range(int(counts[0, used])):
+            for which in range(int(labels.counts[0, used])):
                 first, left, number = 0, used, which
                 stages: list[StageChoice] = []
                 depth: list[int] = []
                 while first < layers:
-                    row = [int(value) for value in labels[first, left, number]]
-                    option = Option(*(int(value) for value in options[row[5]]))
+                    row = [int(value) for value in labels.table[first, left, number]]
+                    option = Option(*(int(value) for value in labels.options[row[5]]))
                     stages.append(StageChoice(first, row[4], *option))
                     depth.append(row[6])
                     first, left, number = row[4], left - self.step.gpus_of(option), row[7]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ from schedopt.solving.replicas.arrays import (
     Layers,
     Machine,
     Option,
-    Recompute,
     StepData,
-    Sums,
 )
 from schedopt.solving.replicas.copies import least_copy_trips, trip_ns
 from schedopt.solving.replicas.layered import tabulate
@@ -179,36 +177,24 @@ def _describe(link: Link | None) -> tuple[int, int, int]:
 def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], count: int) -> Costs:
     """Return what stages cost in tensor groups of all sizes, for steps of some micro-batches."""
     degrees = _degrees(problem, machine)
-    sums = [
-        read_sums(problem, machine, options if tensor == 1 else (), tensor) for tensor in degrees
+    groups = [
+        _read_sums(problem, machine, tensor) | _read_recompute(problem, count, tensor, len(degrees))
+        for tensor in degrees
     ]
-    again = [read_recompute(problem, count, tensor, len(degrees)) for tensor in degrees]
-    least = {
-        name: _sums(np.min([np.diff(row) for row in rows], axis=0))
-        for name, rows in (
-            ("head", [one.forward for one in sums]),
-            ("tail", [one.backward for one in sums]),
-            ("load", [one.tensor * (one.forward + one.backward) for one in sums]),
-        )
-    }
-    shared = {"tensor", "lanes", "joined", "layered"}
+    rows = {name: np.stack([one[name] for one in groups]) for name in groups[0]}
+    forward, backward = (np.diff(rows[name], axis=1) for name in ("forward", "backward"))
+    tensor = np.array(degrees, dtype=np.int64)
     return Costs(
-        tensor=np.array(degrees, dtype=np.int64),
-        lanes=np.array([one.lanes for one in sums], dtype=np.int64),
-        joined=sums[0].joined,
-        layered=sums[0].layered,
-        counts=again[0].counts,
+        tensor=tensor,
+        counts=rows.pop("counts")[0],
+        joined=_joined(problem),
+        layered=_read_layered(problem, machine, options),
+        load=_sums((tensor[:, None] * (forward + backward)).min(axis=0)),
+        head=_sums(forward.min(axis=0)),
+        tail=_sums(backward.min(axis=0)),
+        rest=np.zeros_like(rows["backward"]),
         copies=least_copy_trips(problem, machine, degrees),
-        rest=np.zeros_like(np.stack([one.backward for one in sums])),
-        prices=np.stack([one.prices for one in again]),
-        lengths=np.stack([one.lengths for one in again]),
-        sizes=np.stack([one.sizes for one in again]),
-        **{
-            name: np.stack([getattr(one, name) for one in sums])
-            for name in Sums._fields
-            if name not in shared
-        },
-        **least,
+        **rows,
     )
 
 
@@ -261,13 +247,8 @@ def _without_gradients(layered: Layered) -> Layered:
     )
 
 
-def read_sums(
-    problem: Problem, machine: Machine, options: Sequence[Option] = (), tensor: int = 1
-) -> Sums:
-    """Return the sums of a chain on the GPUs of a problem, for options of its stages.
-
-    In tensor groups of some size.
-    """
+def _read_sums(problem: Problem, machine: Machine, tensor: int) -> dict[str, Array]:
+    """Return what `Costs` knows of a chain in tensor groups of some size, by its names."""
     layers, gpu = problem.in_group(tensor).layers, problem.platform.gpus[0]
     degrees = _degrees(problem, machine)
     sent = [layer.activation_bytes for layer in layers[:-1]]
@@ -281,26 +262,23 @@ def read_sums(
         )
     )
     place = degrees.index(tensor) + 1
-    return Sums(
-        tensor=tensor,
-        lanes=lanes_of_card(machine, tensor),
-        forward=_sums(forward),
-        backward=_sums(gpu.duration_ns(layer.backward_ns) for layer in layers),
-        update=_sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers),
-        weight=_sums(layer.weight_bytes for layer in layers),
-        gradient=_sums(layer.gradient_bytes or 0 for layer in layers),
-        parameter=_sums(layer.parameter_bytes or 0 for layer in layers),
-        optimizer=_sums(layer.optimizer_bytes or 0 for layer in layers),
-        saved=_sums(saved),
-        received=np.array([layer.saved_input_bytes or 0 for layer in layers], dtype=np.int64),
-        workspace=np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64),
-        trip=trips,
-        far=fars,
-        least_trip=np.minimum(trips, fars)[:place].min(axis=0),
-        least_far=fars[:place].min(axis=0),
-        joined=_joined(problem),
-        layered=_read_layered(problem, machine, options),
-    )
+    return {
+        "lanes": lanes_of_card(machine, tensor),
+        "forward": _sums(forward),
+        "backward": _sums(gpu.duration_ns(layer.backward_ns) for layer in layers),
+        "update": _sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers),
+        "weight": _sums(layer.weight_bytes for layer in layers),
+        "gradient": _sums(layer.gradient_bytes or 0 for layer in layers),
+        "parameter": _sums(layer.parameter_bytes or 0 for layer in layers),
+        "optimizer": _sums(layer.optimizer_bytes or 0 for layer in layers),
+        "saved": _sums(saved),
+        "received": np.array([layer.saved_input_bytes or 0 for layer in layers], dtype=np.int64),
+        "workspace": np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64),
+        "trip": trips,
+        "far": fars,
+        "least_trip": np.minimum(trips, fars)[:place].min(axis=0),
+        "least_far": fars[:place].min(axis=0),
+    }
 
 
 def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option]) -> Layered:
@@ -335,18 +313,21 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
     )
 
 
-def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1) -> Recompute:
+def _read_recompute(
+    problem: Problem, most: int, tensor: int, tables: int
+) -> dict[str, npt.NDArray[Any]]:
     """Return bounds for up to `most` micro-batches in flight; none where the scope forbids it.
 
-    In tensor groups of some size; so many such tables are made.
+    In tensor groups of some size, by the names in `Costs`; so many such tables are made.
     """
     layers, counts = len(problem.chain.layers), [1]
     if not problem.scope.recompute:
-        nothing = np.zeros((0, 1, 1, 1))
-        counts_of_none = np.zeros(0, dtype=np.int64)
-        return Recompute(
-            counts_of_none, nothing[:, 0, 0], nothing, nothing[:, :, :, 0].astype(np.int64)
-        )
+        return {
+            "counts": np.zeros(0, dtype=np.int64),
+            "prices": np.zeros((0, 1)),
+            "lengths": np.zeros((0, 1, 1, 1)),
+            "sizes": np.zeros((0, 1, 1), dtype=np.int64),
+        }
     while counts[-1] < most:
         counts.append(min(most, counts[-1] + 1 + max(0, counts[-1] - FEW) // 4))
     del counts[max(2, MOST_ENTRIES // (layers**2 * PRICES * tables)) :]
@@ -359,7 +340,8 @@ def read_recompute(problem: Problem, most: int, tensor: int = 1, tables: int = 1
     for place, count in enumerate(counts):
         # Where one price says all there is but one.
         prices[place], lengths[place], sizes[place] = table.priced(count)
-    return Recompute(np.array(counts, dtype=np.int64), prices, lengths, sizes)
+    numbers = np.array(counts, dtype=np.int64)
+    return {"counts": numbers, "prices": prices, "lengths": lengths, "sizes": sizes}
 
 
 def lanes_of_card(machine: Machine, tensor: int) -> int:
@@ -378,10 +360,10 @@ def _trips(sent: Sequence[int], link: tuple[int, int, int]) -> Array:
     return np.array([0, *times, 0], dtype=np.int64)
 
 
-def _joined(problem: Problem) -> npt.NDArray[np.bool_]:
-    joined = np.zeros(len(problem.chain.layers) + 1, dtype=np.bool_)
+def _joined(problem: Problem) -> Array:
+    joined = np.zeros(len(problem.chain.layers) + 1, dtype=np.int64)
     for group in problem.chain.same_gpu:
-        joined[group[0] + 1 : group[-1] + 1] = True
+        joined[group[0] + 1 : group[-1] + 1] = 1
     return joined
 
 

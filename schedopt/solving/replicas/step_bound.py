@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, Recompute, StepData, Sums
+from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, StepData
 from schedopt.solving.replicas.costs import (
     collective_ns,
     filled_ns,
     in_several_nodes,
     most_in_flight,
-    recompute_of,
     spare_bytes,
     stage_recompute_ns,
-    sums_of,
 )
 from schedopt.solving.replicas.layered import one_fits, row_of
 from schedopt.solving.run import Run
@@ -37,14 +38,6 @@ def least_memory(step: StepData) -> int:
         else:
             low = middle
     return high
-
-
-def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
-    """Whether the bound lets a step take so long, ns."""
-    machine = _with_fast_nodes(step.machine)
-    machine = machine if room is None else machine._replace(room=room)
-    options = np.array(step.least_options, dtype=np.int64)
-    return bool(step_is_possible(step.costs, machine, options, step.count, makespan))
 
 
 def _with_fast_nodes(machine: Machine) -> Machine:
@@ -75,10 +68,39 @@ def least_makespan(step: StepData, run: Run) -> int:
     return low + 1
 
 
+class Least(NamedTuple):
+    """What the programme reads, and the least that it keeps: see `is_possible`.
+
+    Parameters
+    ----------
+    options : (N, 4) array
+        Replicas, level and group, and the place of the replicas in `counts`.
+    counts : (R,) array
+        Numbers of replicas, ascending.
+    best : (L + 1, P + 1) array
+        q of each first layer and number of GPUs, ns.
+    ends, spans : (2, R, L + 1, P + 1) array
+        f and e by the number of replicas of the stage in front: of the stage, and of any one of its
+        replicas, ns.
+    microbatches : int
+        Of the step.
+    makespan : int
+        How long the step may take, ns.
+    """
+
+    options: Array
+    counts: Array
+    best: Array
+    ends: Array
+    spans: Array
+    microbatches: int
+    makespan: int
+
+
 @njit_kernel
 def least_filled_ns(
-    sums: Sums,
-    again: Recompute,
+    costs: Costs,
+    group: int,
     row: int,
     first: int,
     end: int,
@@ -95,20 +117,22 @@ def least_filled_ns(
     N, and all else at their high ends. `spare` is there for activations if nothing is recomputed,
     and `spare_redone` otherwise, bytes.
     """
-    forward = sums.forward[end] - sums.forward[first]
-    backward = sums.backward[end] - sums.backward[first]
+    forward = costs.forward[group, end] - costs.forward[group, first]
+    backward = costs.backward[group, end] - costs.backward[group, first]
     behind = span - forward - backward
-    free = most_in_flight(sums, row, first, end, spare, count)
+    free = most_in_flight(costs, group, row, first, end, spare, count)
     best = NEVER
     if free:
         filled = filled_ns(count, free, forward, backward, 0, behind)
         best = max(filled, -(-count // free) * span)
-    for which in range(len(again.counts)):
-        last = which + 1 == len(again.counts)
-        high = count if last else min(count, again.counts[which + 1] - 1)
+    numbers = costs.counts.shape[0]
+    for which in range(numbers):
+        high = count
+        if which + 1 < numbers:
+            high = min(count, costs.counts[which + 1] - 1)
         if high <= free:
             continue
-        least = stage_recompute_ns(sums, again, which, row, first, end, spare_redone)
+        least = stage_recompute_ns(costs, group, which, row, first, end, spare_redone)
         if least >= NEVER or count * (forward + backward + least) >= best:
             break
         filled = filled_ns(count, high, forward, backward, least, behind)
@@ -120,23 +144,24 @@ def least_filled_ns(
 
 @njit_kernel
 def after_starts(
-    counts: Array, ends: Array, spans: Array, replicas: int, forward: int, backward: int
+    known: Least, end: int, used: int, replicas: int, forward: int, backward: int
 ) -> tuple[int, int]:
     """Return the least e and f of what follows a stage, from the first micro-batch that it sends.
 
-    Its replicas, of one of some `counts`, cannot all begin at once where those in front are fewer:
+    Its replicas, of one of some numbers, cannot all begin at once where those in front are fewer:
     by the first forward of the last one, each has a micro-batch, and the stage in front has run as
-    many. So it goes when backwards end. `ends` and `spans` are f and e, and what a replica takes
-    with its collectives and without, of each number of replicas.
+    many. So it goes when backwards end. They have `used` GPUs from the layer `end` on.
     """
+    ends, spans = known.ends, known.spans
     least_span, least_end = NEVER, NEVER
-    for place in range(len(counts)):
-        if spans[0, place] >= NEVER:
+    for place in range(known.counts.shape[0]):
+        if spans[0, place, end, used] >= NEVER:
             continue
-        more = -(-counts[place] // replicas) - 1
-        span = max(spans[0, place], spans[1, place] + more * max(forward, backward))
-        least_span = min(least_span, span)
-        least_end = min(least_end, max(ends[0, place], ends[1, place] + more * forward))
+        more = -(-known.counts[place] // replicas) - 1
+        alone = spans[1, place, end, used] + more * max(forward, backward)
+        least_span = min(least_span, max(spans[0, place, end, used], alone))
+        alone = ends[1, place, end, used] + more * forward
+        least_end = min(least_end, max(ends[0, place, end, used], alone))
     return least_span, least_end
 
 
@@ -164,101 +189,78 @@ def lower(table: Array, place: int, first: int, used: int, of_all: int, of_one: 
 
 
 @njit_kernel
-def extend_bound(
-    costs: Costs,
-    group: int,
-    machine: Machine,
-    options: Array,
-    counts: Array,
-    count: int,
-    makespan: int,
-    first: int,
-    best: Array,
-    ends: Array,
-    spans: Array,
-) -> None:
+def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first: int) -> None:
     """Lower the least of stages from a layer on, by those in one size of groups."""
-    sums, again = sums_of(costs, group), recompute_of(costs, group)
-    layers, gpus, room = len(sums.forward) - 1, machine.gpus, machine.room
+    options, best, ends, spans = known.options, known.best, known.ends, known.spans
+    layers, gpus, room = costs.load.shape[0] - 1, machine.gpus, machine.room
+    makespan, tensor = known.makespan, costs.tensor[group]
     ahead, back = costs.head[first], costs.tail[first]
     workspace = 0
     for end in range(first + 1, layers + 1):
-        workspace = max(workspace, sums.workspace[end - 1])
-        forward = sums.forward[end] - sums.forward[first]
-        backward = sums.backward[end] - sums.backward[first]
+        workspace = max(workspace, costs.workspace[group, end - 1])
+        forward = costs.forward[group, end] - costs.forward[group, first]
+        backward = costs.backward[group, end] - costs.backward[group, first]
         work = forward + backward
         rest = costs.rest[group, end] - costs.rest[group, first]
         # The gradient of a copy goes to a later stage, which does not wait for less.
         apart = 0
-        for copy in range(len(costs.copies)):
-            one, other, time = costs.copies[copy]
-            if first <= one < end <= other:
-                apart = max(apart, time)
-        for number in range(len(options)):
-            replicas, shard, which = options[number]
-            own, width = count // replicas, replicas * sums.tensor
-            if which != group or width > gpus or ahead + own * work + back > makespan:
+        for copy in range(costs.copies.shape[0]):
+            if first <= costs.copies[copy, 0] < end <= costs.copies[copy, 1]:
+                apart = max(apart, costs.copies[copy, 2])
+        for number in range(options.shape[0]):
+            replicas, shard, mine = options[number, 0], options[number, 1], options[number, 3]
+            own, width = known.microbatches // replicas, replicas * tensor
+            if options[number, 2] != group or width > gpus or ahead + own * work + back > makespan:
                 continue
             # A backward needs it beside all that is kept, if it takes time.
             beside = workspace if backward else 0
-            row = row_of(sums.layered, replicas, shard)
+            row = row_of(costs.layered, replicas, shard)
             if row < 0:
-                spare = spare_bytes(sums, first, end, replicas, shard, beside, room)
+                spare = spare_bytes(costs, group, first, end, replicas, shard, beside, room)
                 spare_redone = spare
-                if spare < sums.saved[end] - sums.saved[first]:
+                if spare < costs.saved[group, end] - costs.saved[group, first]:
                     continue
             else:
-                spare = room - sums.layered.least[row, first, end - first - 1]
-                spare_redone = room - sums.layered.least_redone[row, first, end - first - 1]
-                kept = sums.layered.kept[end] - sums.layered.kept[first]
+                spare = room - costs.layered.least[row, first, end - first - 1]
+                spare_redone = room - costs.layered.least_redone[row, first, end - first - 1]
+                kept = costs.layered.kept[end] - costs.layered.kept[first]
                 if spare < kept and not one_fits(
-                    sums.layered.layers, first, end, replicas, shard, room, True
+                    costs.layered.layers, first, end, replicas, shard, room, True
                 ):
                     continue
-            near = collective_ns(sums, machine, first, end, replicas, shard, 0, True)
+            near = collective_ns(costs, machine, group, first, end, replicas, shard, 0, True)
             near = max(near, apart)
             # From the last replica that is ready the first chunk takes at most its own node to
             # a link that leads to another one. There all chunks that wait for this replica go
             # in turn, and later all of the sum, or of the weights.
-            within = min(-(-machine.node // sums.tensor), replicas - 1)
-            slow = collective_ns(
-                sums, machine, first, end, replicas, shard, replicas - within, True
-            )
-            far = max(near, slow)
+            far = replicas - min(-(-machine.node // tensor), replicas - 1)
+            slow = collective_ns(costs, machine, group, first, end, replicas, shard, far, True)
             # With more GPUs behind it, everything is at most as long: equal spans repeat.
             span_before, held = -1, 0
             for used in range(width, gpus + 1):
                 q = best[end, used - width]
                 if q >= NEVER:
                     continue
-                e, f = after_starts(
-                    counts,
-                    ends[:, :, end, used - width],
-                    spans[:, :, end, used - width],
-                    replicas,
-                    forward,
-                    backward,
-                )
+                e, f = after_starts(known, end, used - width, replicas, forward, backward)
                 place = gpus - used
-                sync = far if in_several_nodes(machine, place, width) else near
+                sync = max(near, slow) if in_several_nodes(machine, place, width) else near
                 # Some transfer is that of the last replica, at best to the next GPU.
                 leaves = in_several_nodes(machine, place + width - 1, 2)
-                trip = sums.least_far[end] if leaves else sums.least_trip[end]
+                trip = costs.least_far[group, end] if leaves else costs.least_trip[group, end]
                 span = work + 2 * trip + q
                 if span != span_before:
                     held = least_filled_ns(
-                        sums, again, row, first, end, spare, spare_redone, own, span
+                        costs, group, row, first, end, spare, spare_redone, own, span
                     )
                     span_before = span
                 inner = max(held, work + 2 * trip + e)
                 ended = max(inner, own * (work + rest))
                 alone = max(held, own * (work + rest)) + sync
-                mine = np.searchsorted(counts, replicas)
                 cards, most_cards, least_used = 0, 0, used
                 if leaves and machine.card:
                     cards, most_cards = -(-width // machine.card), (place + width) // machine.card
                 while True:
-                    sent = sent_over_cards_ns(count, cards, replicas, work, trip, q)
+                    sent = sent_over_cards_ns(known.microbatches, cards, replicas, work, trip, q)
                     through = max(inner, sent)
                     whole = max(ended + sync, through + sync, forward + trip + f)
                     if ahead + whole <= makespan and ahead + through + back <= makespan:
@@ -272,45 +274,60 @@ def extend_bound(
                     cards += 1
 
 
+@njit_kernel
+def spread(table: Array, which: int, place: int, first: int, used: int) -> None:
+    """Let what needs fewer GPUs count for more."""
+    before = table[which, place, first, used - 1]
+    table[which, place, first, used] = min(table[which, place, first, used], before)
+
+
 @njit_entry
-def step_is_possible(
-    costs: Costs,
-    machine: Machine,
-    options: Array,
-    count: int,
-    makespan: int,
-) -> bool:
-    """Whether the bound lets a step of `count` micro-batches take so long.
+def find_least(costs: Costs, machine: Machine, known: Least) -> None:
+    """Fill the tables from the end of the chain. All tuples are lean."""
+    best = known.best
+    for first in range(costs.load.shape[0] - 2, -1, -1):
+        if costs.joined[first]:
+            continue
+        for group in range(costs.tensor.shape[0]):
+            extend_bound(costs, machine, known, group, first)
+        for used in range(1, machine.gpus + 1):
+            best[first, used] = min(best[first, used], best[first, used - 1])
+            for place in range(known.counts.shape[0]):
+                for which in range(2):
+                    spread(known.ends, which, place, first, used)
+                    spread(known.spans, which, place, first, used)
+
+
+def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
+    """Whether the bound lets a step take so long, ns.
 
     From the end of the chain, for each first layer and number of GPUs, the least each of: q, the
     span of a micro-batch without waiting; and for each number of replicas of the stage in front e,
     from the first forward to the last backward of the stage, and of any one of its replicas; and f,
     until all behind the first forward is done, collectives included, and all behind that of any one
-    of its replicas that waits for this one.
+    of its replicas that waits for this one. With so much room on each GPU, or as it is, bytes.
     """
-    layers = len(costs.load) - 1
-    gpus = machine.gpus
-    counts = np.unique(options[:, 0])
-    best = np.full((layers + 1, gpus + 1), NEVER, dtype=np.int64)
-    ends = np.full((2, len(counts), layers + 1, gpus + 1), NEVER, dtype=np.int64)
-    spans = np.full((2, len(counts), layers + 1, gpus + 1), NEVER, dtype=np.int64)
-    best[layers, :] = 0
+    costs, _ = step.for_kernels
+    machine = _with_fast_nodes(step.machine)
+    machine = lean(machine if room is None else machine._replace(room=room))
+    options = np.array(step.least_options, dtype=np.int64)
+    counts, places = np.unique(options[:, 0], return_inverse=True)
+    shape = len(step.costs.load), step.machine.gpus + 1
+    best = np.full(shape, NEVER, dtype=np.int64)
+    ends = np.full((2, len(counts), *shape), NEVER, dtype=np.int64)
+    spans = ends.copy()
+    best[-1] = 0
     # Behind the chain there is nothing to wait for.
-    ends[:, 0, layers, :] = 0
-    spans[:, 0, layers, :] = 0
-    for first in range(layers - 1, -1, -1):
-        if costs.joined[first]:
-            continue
-        for group in range(len(costs.tensor)):
-            extend_bound(
-                costs, group, machine, options, counts, count, makespan, first, best, ends, spans
-            )
-        for used in range(1, gpus + 1):
-            best[first, used] = min(best[first, used], best[first, used - 1])
-            for place in range(len(counts)):
-                for row in (ends, spans):
-                    for which in range(2):
-                        row[which, place, first, used] = min(
-                            row[which, place, first, used], row[which, place, first, used - 1]
-                        )
-    return bool(ends[0, :, 0, gpus].min() <= makespan)
+    ends[:, 0, -1] = 0
+    spans[:, 0, -1] = 0
+    known = Least(
+        options=np.column_stack([options, places]),
+        counts=counts,
+        best=best,
+        ends=ends,
+        spans=spans,
+        microbatches=step.count,
+        makespan=makespan,
+    )
+    find_least(costs, machine, lean(known))
+    return bool(ends[0, :, 0, -1].min() <= makespan)

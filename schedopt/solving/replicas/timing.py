@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import NEVER, Array
+from schedopt.solving.replicas.events import pop, push
 
 EAGER: Final = 0
 STRICT: Final = 1
@@ -24,240 +27,121 @@ WAKE: Final = 5
 """A kind of event: the weights are there that a GPU waits for at first."""
 
 
-@njit_kernel
-def push(heap: Array, size: int, time: int, code: int) -> int:
-    """Put an event on a heap of pairs; return its size."""
-    place = size
-    while place:
-        above = (place - 1) >> 1
-        if heap[above, 0] < time or (heap[above, 0] == time and heap[above, 1] <= code):
-            break
-        heap[place, 0], heap[place, 1] = heap[above, 0], heap[above, 1]
-        place = above
-    heap[place, 0], heap[place, 1] = time, code
-    return size + 1
+# Rows of Room.stage.
+REPLICAS: Final = 0
+T_FORWARD: Final = 1
+T_BACKWARD: Final = 2
+T_AGAIN: Final = 3
+DEPTH: Final = 4
+SYNC: Final = 5
+BEGIN: Final = 6
+TRIP: Final = 7
+LINKS: Final = 8
+FULL: Final = 9
+# Rows that the simulation fills.
+TAIL: Final = 10
+"""What follows the last backward of a stage at least, ns."""
+BASE: Final = 11
+"""Replicas of the stages in front."""
+LINK_BASE: Final = 12
+"""Links behind the stages in front, both ways."""
+LAST: Final = 13
+"""When the last backward ended, ns."""
+READY: Final = 14
+"""When what collectives wait for was there, ns."""
+ROWS: Final = 15
+
+# Rows of Room.gpu.
+STAGE: Final = 0
+BEGUN: Final = 1
+"""How many forwards have begun; then backwards, then recomputes."""
+ENDED: Final = 4
+BUSY: Final = 7
+PLACED: Final = 8
+"""How many operations its order has."""
+TOUCHED: Final = 9
+"""Whether it is among those that wait."""
+WAITING: Final = 10
+"""The GPUs that may begin something, in turn."""
+GPU_ROWS: Final = 11
+
+Bytes = npt.NDArray[np.int8]
 
 
-@njit_kernel
-def pop(heap: Array, size: int) -> int:
-    """Take the first event, which is at 0, off a heap; return its size."""
-    size -= 1
-    time, code = heap[size, 0], heap[size, 1]
-    place = 0
-    while True:
-        below = 2 * place + 1
-        if below >= size:
-            break
-        other = below + 1
-        if other < size and (
-            heap[other, 0] < heap[below, 0]
-            or (heap[other, 0] == heap[below, 0] and heap[other, 1] < heap[below, 1])
-        ):
-            below = other
-        if time < heap[below, 0] or (time == heap[below, 0] and code <= heap[below, 1]):
-            break
-        heap[place, 0], heap[place, 1] = heap[below, 0], heap[below, 1]
-        place = below
-    heap[place, 0], heap[place, 1] = time, code
-    return size
-
-
-@njit_entry
-def simulate_step(
-    replicas: Array,
-    forward: Array,
-    backward: Array,
-    again: Array,
-    depth: Array,
-    sync: Array,
-    begin: Array,
-    trip: Array,
-    links: Array,
-    full: Array,
-    copies: Array,
-    count: int,
-    order: int,
-    limit: int,
-) -> tuple[int, Array]:
-    """Run a step of `count` micro-batches as soon as possible.
+class Room(NamedTuple):
+    """Room for the run of a step on S stages, P replicas in all and m micro-batches.
 
     Parameters
     ----------
-    replicas, forward, backward, again, depth, sync, begin : (S,) arrays
-        Of each stage: its replicas, times of F, B and R, most micro-batches in flight on a replica,
-        how long collectives take behind the last backward, and when it can begin at first, ns.
-    trip, links, full : (S,) array
-        Time of a transfer to the next stage, ns; how many links there are, which micro-batches take
-        in turn; and whether each direction has them for itself, 1, or both share them, 0.
-    copies : (N, 3) array
-        From which stage to which one the gradient of a copy goes when the last backward has ended
-        there, before the collectives here; and how long it takes, ns.
-    count : int
-        m, a multiple of all replicas.
-    order : int
-        One of `ORDERS`.
-    limit : int
-        A makespan, ns. The run ends as soon as what is left takes longer on some GPU; then the
-        result is above it, too.
-
-    Returns
-    -------
-    makespan : int
-        `NEVER` if stages wait for each other for ever.
-    orders : (GPUs, operations) array
-        What each GPU runs, replica after replica of stage after stage: kind * m + micro-batch, -1
-        where there is none.
+    stage : (ROWS, S) array
+    gpu : (GPU_ROWS, P) array
+    link : array
+        When each link is free, ns.
+    arrived : (2, S, m) array
+        Whether activations, and gradients, of micro-batches have arrived.
+    heap : (N, 2) array
+        Events: when, ns, and what.
+    orders : (S, 3 m) array
+        What GPUs run, replica after replica of a stage: kind * m + micro-batch.
     """
-    stages = len(replicas)
-    base = np.zeros(stages + 1, dtype=np.int64)
-    link_base = np.zeros(stages + 1, dtype=np.int64)
-    fewest = count
-    for stage in range(stages):
-        base[stage + 1] = base[stage] + replicas[stage]
-        fewest = min(fewest, replicas[stage])
-        link_base[stage + 1] = link_base[stage] + 2 * links[stage]
-    # What follows the last backward of a stage at least: its collectives, and stages before it.
-    tail = np.zeros(stages, dtype=np.int64)
-    for stage in range(stages):
-        tail[stage] = sync[stage]
-        if stage:
-            before = trip[stage - 1] + backward[stage - 1] + tail[stage - 1]
-            tail[stage] = max(tail[stage], before)
-        for copy in range(len(copies)):
-            if copies[copy, 0] == stage:
-                tail[stage] = max(tail[stage], copies[copy, 2] + sync[copies[copy, 1]])
-    gpus = base[stages]
-    stage_of = np.zeros(gpus, dtype=np.int64)
-    for stage in range(stages):
-        stage_of[base[stage] : base[stage + 1]] = stage
-    link_free = np.zeros(link_base[stages], dtype=np.int64)
-    arrived = np.zeros((2, stages, count), dtype=np.bool_)
-    arrived[0, 0, :] = True
-    arrived[1, stages - 1, :] = True
-    begun = np.zeros((3, gpus), dtype=np.int64)
-    ended = np.zeros((3, gpus), dtype=np.int64)
-    busy = np.zeros(gpus, dtype=np.bool_)
-    placed = np.zeros(gpus, dtype=np.int64)
-    orders = np.full((gpus, 3 * (count // fewest)), -1, dtype=np.int64)
-    touched = np.zeros(gpus, dtype=np.bool_)
-    touched[: base[1]] = True
-    waiting = np.arange(gpus)
-    pending = base[1]
-    heap = np.zeros((2 * count * stages + 2 * gpus + 1, 2), dtype=np.int64)
-    last = np.zeros(stages, dtype=np.int64)
-    size, now, makespan = 0, 0, 0
-    for gpu in range(gpus):
-        stage = stage_of[gpu]
-        if begin[stage]:
-            woken = (WAKE * stages + stage) * count + gpu - base[stage]
-            size = push(heap, size, begin[stage], woken)
-    while True:
-        for number in range(pending):
-            gpu = waiting[number]
-            touched[gpu] = False
-            stage = stage_of[gpu]
-            if busy[gpu] or now < begin[stage]:
-                continue
-            own, replica = count // replicas[stage], gpu - base[stage]
-            kind = choose(
-                order,
-                own,
-                depth[stage],
-                again[stage] > 0,
-                begun[:, gpu],
-                ended[:, gpu],
-                arrived[:, stage],
-                replica,
-                replicas[stage],
-            )
-            if kind < 0:
-                continue
-            left = (own - begun[FORWARD, gpu]) * forward[stage]
-            left += (own - begun[BACKWARD, gpu]) * backward[stage]
-            left += (own - begun[AGAIN, gpu]) * again[stage]
-            if now + left + tail[stage] > limit:
-                return limit + 1, orders
-            micro_batch = replica + begun[kind, gpu] * replicas[stage]
-            begun[kind, gpu] += 1
-            busy[gpu] = True
-            orders[gpu, placed[gpu]] = kind * count + micro_batch
-            placed[gpu] += 1
-            length = forward[stage]
-            if kind == BACKWARD:
-                length = backward[stage]
-            elif kind == AGAIN:
-                length = again[stage]
-            size = push(heap, size, now + length, (kind * stages + stage) * count + micro_batch)
-        pending = 0
-        if not size:
-            break
-        now = heap[0, 0]
-        if now > limit:
-            return now, orders
-        while size and heap[0, 0] == now:
-            code = heap[0, 1]
-            size = pop(heap, size)
-            micro_batch, code = code % count, code // count
-            stage, kind = code % stages, code // stages
-            gpu = base[stage] + micro_batch % replicas[stage]
-            if AGAIN < kind < WAKE:
-                arrived[kind - 3, stage, micro_batch] = True
-            elif kind != WAKE:
-                ended[kind, gpu] += 1
-                busy[gpu] = False
-                if kind == BACKWARD and ended[kind, gpu] == count // replicas[stage]:
-                    last[stage] = now
-                target = stage + 1 if kind == FORWARD else stage - 1
-                if kind != AGAIN and 0 <= target < stages:
-                    cut = min(stage, target)
-                    if trip[cut] == 0:
-                        arrived[kind, target, micro_batch] = True
-                        other = base[target] + micro_batch % replicas[target]
-                        if not touched[other]:
-                            touched[other], waiting[pending] = True, other
-                            pending += 1
-                    else:
-                        link = link_base[cut] + micro_batch % links[cut]
-                        if full[cut] and kind == BACKWARD:
-                            link += links[cut]
-                        start = max(now, link_free[link])
-                        link_free[link] = start + trip[cut]
-                        sent = ((3 + kind) * stages + target) * count + micro_batch
-                        size = push(heap, size, link_free[link], sent)
-            if not touched[gpu]:
-                touched[gpu], waiting[pending] = True, gpu
-                pending += 1
-    if ended[BACKWARD].sum() < stages * count:
-        return NEVER, orders
-    ready = last.copy()
-    for copy in range(len(copies)):
-        source, target, time = copies[copy]
-        ready[target] = max(ready[target], last[source] + time)
-    for stage in range(stages):
-        makespan = max(makespan, ready[stage] + sync[stage])
-    return makespan, orders
+
+    stage: Array
+    gpu: Array
+    link: Array
+    arrived: Bytes
+    heap: Array
+    orders: Array
+
+
+class Copies(NamedTuple):
+    """Rows of source stage, target stage and time, ns: see `Simulation.load`."""
+
+    rows: Array
 
 
 @njit_kernel
-def choose(
-    order: int,
-    own: int,
-    depth: int,
-    recomputes: bool,
-    begun: Array,
-    ended: Array,
-    arrived: npt.NDArray[np.bool_],
-    replica: int,
-    replicas: int,
-) -> int:
+def clear(room: Room, copies: Copies, stages: int, count: int) -> int:
+    """Make room for a run, and return how many replicas there are."""
+    stage, gpu = room.stage, room.gpu
+    gpus = links = 0
+    for s in range(stages):
+        stage[BASE, s], stage[LINK_BASE, s], stage[LAST, s] = gpus, links, 0
+        links += 2 * stage[LINKS, s]
+        for number in range(gpus, gpus + stage[REPLICAS, s]):
+            for row in range(GPU_ROWS):
+                gpu[row, number] = 0
+            gpu[STAGE, number] = s
+        gpus += stage[REPLICAS, s]
+        # What follows at least: its collectives, and stages before it.
+        stage[TAIL, s] = stage[SYNC, s]
+        if s:
+            before = stage[TRIP, s - 1] + stage[T_BACKWARD, s - 1] + stage[TAIL, s - 1]
+            stage[TAIL, s] = max(stage[TAIL, s], before)
+        for copy in range(copies.rows.shape[0]):
+            if copies.rows[copy, 0] == s:
+                other = copies.rows[copy, 2] + stage[SYNC, copies.rows[copy, 1]]
+                stage[TAIL, s] = max(stage[TAIL, s], other)
+        for i in range(count):
+            room.arrived[0, s, i] = s == 0
+            room.arrived[1, s, i] = s == stages - 1
+    for link in range(links):
+        room.link[link] = 0
+    return gpus
+
+
+@njit_kernel
+def choose(room: Room, number: int, order: int, own: int, replica: int) -> int:
     """Return what an idle GPU runs next, or -1."""
-    forwards, backwards = begun[FORWARD], begun[BACKWARD]
-    in_flight = forwards - ended[BACKWARD]
-    may_forward = forwards < own and in_flight < depth and arrived[0, replica + forwards * replicas]
-    has_forward = backwards < ended[FORWARD]
-    gradient = has_forward and arrived[1, replica + backwards * replicas]
-    needs_again = recomputes and has_forward and begun[AGAIN] == backwards
-    ready = gradient and (not recomputes or ended[AGAIN] > backwards)
+    gpu, s = room.gpu, room.gpu[STAGE, number]
+    replicas, recomputes = room.stage[REPLICAS, s], room.stage[T_AGAIN, s] > 0
+    forwards, backwards = gpu[BEGUN + FORWARD, number], gpu[BEGUN + BACKWARD, number]
+    in_flight = forwards - gpu[ENDED + BACKWARD, number]
+    has_room = forwards < own and in_flight < room.stage[DEPTH, s]
+    may_forward = has_room and room.arrived[0, s, replica + forwards * replicas]
+    has_forward = backwards < gpu[ENDED + FORWARD, number]
+    gradient = has_forward and room.arrived[1, s, replica + backwards * replicas]
+    needs_again = recomputes and has_forward and gpu[BEGUN + AGAIN, number] == backwards
+    ready = gradient and (not recomputes or gpu[ENDED + AGAIN, number] > backwards)
     back = BACKWARD if ready else (AGAIN if gradient and needs_again else -1)
     if order == EAGER:
         if back >= 0:
@@ -269,9 +153,220 @@ def choose(
             return FORWARD
         if back >= 0:
             return back
-    elif forwards < own and in_flight < depth:
+    elif has_room:
         if may_forward:
             return FORWARD
     elif back >= 0:
         return back
     return AGAIN if needs_again else -1
+
+
+@njit_kernel
+def begin(
+    room: Room, number: int, order: int, stages: int, count: int, now: int, limit: int, size: int
+) -> int:
+    """Let an idle GPU begin something; return the size of the heap, -1 if the step is too long."""
+    gpu, stage, s = room.gpu, room.stage, room.gpu[STAGE, number]
+    replicas, replica = stage[REPLICAS, s], number - stage[BASE, s]
+    own = count // replicas
+    kind = choose(room, number, order, own, replica)
+    if kind < 0:
+        return size
+    left = 0
+    for other in range(3):
+        left += (own - gpu[BEGUN + other, number]) * stage[T_FORWARD + other, s]
+    if now + left + stage[TAIL, s] > limit:
+        return -1
+    micro_batch = replica + gpu[BEGUN + kind, number] * replicas
+    gpu[BEGUN + kind, number] += 1
+    gpu[BUSY, number] = 1
+    room.orders[s, 3 * own * replica + gpu[PLACED, number]] = kind * count + micro_batch
+    gpu[PLACED, number] += 1
+    code = (kind * stages + s) * count + micro_batch
+    return push(room.heap, size, now + stage[T_FORWARD + kind, s], code)
+
+
+@njit_kernel
+def wait_in_turn(room: Room, number: int, pending: int) -> int:
+    """Put a GPU among those that may begin something, once; return how many they are."""
+    if not room.gpu[TOUCHED, number]:
+        room.gpu[TOUCHED, number], room.gpu[WAITING, pending] = 1, number
+        pending += 1
+    return pending
+
+
+@njit_entry
+def _run(room: Room, copies: Copies, stages: int, count: int, order: int, limit: int) -> int:
+    """Run a step: see `Simulation.run`. Tuples are lean."""
+    stage, gpu, heap = room.stage, room.gpu, room.heap
+    gpus = clear(room, copies, stages, count)
+    pending, size, now = 0, 0, 0
+    for number in range(gpus):
+        s = gpu[STAGE, number]
+        if s == 0:
+            pending = wait_in_turn(room, number, pending)
+        if stage[BEGIN, s]:
+            code = (WAKE * stages + s) * count + number - stage[BASE, s]
+            size = push(heap, size, stage[BEGIN, s], code)
+    ended = 0
+    while True:
+        for place in range(pending):
+            number = gpu[WAITING, place]
+            gpu[TOUCHED, number] = 0
+            if not gpu[BUSY, number] and now >= stage[BEGIN, gpu[STAGE, number]]:
+                size = begin(room, number, order, stages, count, now, limit, size)
+                if size < 0:
+                    return limit + 1
+        pending = 0
+        if not size:
+            break
+        now = heap[0, 0]
+        if now > limit:
+            return int(now)
+        while size and heap[0, 0] == now:
+            code = heap[0, 1]
+            size = pop(heap, size)
+            micro_batch, code = code % count, code // count
+            s, kind = code % stages, code // stages
+            number = stage[BASE, s] + micro_batch % stage[REPLICAS, s]
+            if AGAIN < kind < WAKE:
+                room.arrived[kind - 3, s, micro_batch] = 1
+            elif kind != WAKE:
+                gpu[ENDED + kind, number] += 1
+                gpu[BUSY, number] = 0
+                if kind == BACKWARD:
+                    ended += 1
+                    if gpu[ENDED + kind, number] == count // stage[REPLICAS, s]:
+                        stage[LAST, s] = now
+                target = s + 1 if kind == FORWARD else s - 1
+                if kind != AGAIN and 0 <= target < stages:
+                    cut = min(s, target)
+                    if stage[TRIP, cut] == 0:
+                        room.arrived[kind, target, micro_batch] = 1
+                        other = stage[BASE, target] + micro_batch % stage[REPLICAS, target]
+                        pending = wait_in_turn(room, other, pending)
+                    else:
+                        link = stage[LINK_BASE, cut] + micro_batch % stage[LINKS, cut]
+                        if stage[FULL, cut] and kind == BACKWARD:
+                            link += stage[LINKS, cut]
+                        room.link[link] = max(now, room.link[link]) + stage[TRIP, cut]
+                        sent = ((3 + kind) * stages + target) * count + micro_batch
+                        size = push(heap, size, room.link[link], sent)
+            pending = wait_in_turn(room, number, pending)
+    if ended < stages * count:
+        return NEVER
+    makespan = 0
+    for s in range(stages):
+        stage[READY, s] = stage[LAST, s]
+    for copy in range(copies.rows.shape[0]):
+        source, target = copies.rows[copy, 0], copies.rows[copy, 1]
+        stage[READY, target] = max(stage[READY, target], stage[LAST, source] + copies.rows[copy, 2])
+    for s in range(stages):
+        makespan = max(makespan, stage[READY, s] + stage[SYNC, s])
+    return makespan
+
+
+class Simulation:
+    """Runs steps of some micro-batches on stages with replicas, in room that is made once.
+
+    Parameters
+    ----------
+    stages, replicas : int
+        Stages, and replicas of all of them, at most.
+    count : int
+        m, micro-batches.
+    """
+
+    def __init__(self, stages: int, replicas: int, count: int) -> None:
+        self.count = count
+        self._room = Room(
+            stage=np.zeros((ROWS, stages), dtype=np.int64),
+            gpu=np.empty((GPU_ROWS, replicas), dtype=np.int64),
+            link=np.empty(2 * count * stages, dtype=np.int64),
+            arrived=np.empty((2, stages, count), dtype=np.int8),
+            heap=np.empty((2 * count * stages + 2 * replicas + 1, 2), dtype=np.int64),
+            orders=np.empty((stages, 3 * count), dtype=np.int64),
+        )
+        self._lean = lean(self._room)
+        self._no_copies = lean(Copies(np.zeros((0, 3), dtype=np.int64)))
+        self._replicas: Sequence[int] = ()
+        self._copies = self._no_copies
+
+    def load(
+        self,
+        *,
+        replicas: Sequence[int],
+        forward: npt.ArrayLike,
+        backward: npt.ArrayLike,
+        depth: npt.ArrayLike,
+        links: npt.ArrayLike,
+        full: npt.ArrayLike,
+        again: npt.ArrayLike = 0,
+        sync: npt.ArrayLike = 0,
+        begin: npt.ArrayLike = 0,
+        trip: npt.ArrayLike = 0,
+        copies: Array | None = None,
+    ) -> None:
+        """Take the stages whose step is to be run.
+
+        Parameters
+        ----------
+        replicas, forward, backward, depth, again, sync, begin : (S,) array
+            Of each stage: its replicas, which divide m, times of F and B, most micro-batches in
+            flight on a replica, time of R, how long collectives take behind the last backward, and
+            when it can begin at first, ns.
+        trip, links, full : (S,) array
+            Time of a transfer to the next stage, ns; how many links there are, which micro-batches
+            take in turn; and whether each direction has them for itself, 1, or both share them, 0.
+        copies : (N, 3) array, optional
+            From which stage to which one the gradient of a copy goes when the last backward has
+            ended there, before the collectives here; and how long it takes, ns.
+        """
+        stages, table = len(replicas), self._room.stage
+        assert sum(replicas) <= self._room.gpu.shape[1]
+        for row, values in (
+            (REPLICAS, replicas),
+            (T_FORWARD, forward),
+            (T_BACKWARD, backward),
+            (T_AGAIN, again),
+            (DEPTH, depth),
+            (SYNC, sync),
+            (BEGIN, begin),
+            (TRIP, trip),
+            # More are not told apart.
+            (LINKS, np.minimum(links, self.count)),
+            (FULL, full),
+        ):
+            table[row, :stages] = values
+        self._replicas = replicas
+        self._copies = self._no_copies
+        if copies is not None and len(copies):
+            self._copies = lean(Copies(copies))
+
+    def run(self, order: int, limit: int = NEVER) -> int:
+        """Run a step as soon as possible, and return its makespan, ns.
+
+        It is `NEVER` if stages wait for each other for ever.
+
+        Parameters
+        ----------
+        order : int
+            One of `ORDERS`.
+        limit : int
+            A makespan, ns. The run ends as soon as what is left takes longer on some GPU; then the
+            result is above it, too.
+        """
+        stages = len(self._replicas)
+        return _run(self._lean, self._copies, stages, self.count, order, limit)
+
+    def orders(self) -> list[list[int]]:
+        """Return what each GPU ran, replica after replica of stage after stage.
+
+        An operation is kind * m + micro-batch.
+        """
+        placed = iter(self._room.gpu[PLACED].tolist())
+        return [
+            row[: next(placed)].tolist()
+            for stage, number in enumerate(self._replicas)
+            for row in self._room.orders[stage].reshape(number, -1)
+        ]

@@ -7,16 +7,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step, widest_step
+from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry
-from schedopt.solving.replicas.arrays import NEVER, WAITING, Recompute
+from schedopt.solving.replicas.arrays import NEVER, WAITING, Costs
 from schedopt.solving.replicas.costs import describe_stages, least_share_ns, recompute_ns, sent_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import read_costs, read_machine, read_recompute
+from schedopt.solving.replicas.stages import read_costs, read_machine
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from tests.solvers.step_searches import step_data
@@ -62,9 +62,9 @@ def span_behind(span: int, work: int, modulus: int) -> int:
 
 
 @njit_entry
-def recompute_of_both(again: Recompute, which: int, room: int) -> int:
+def recompute_of_both(costs: Costs, which: int, room: int) -> int:
     """Enter `recompute_ns` for two layers."""
-    return recompute_ns(again, which, 0, 2, room)
+    return recompute_ns(costs, 0, which, 0, 2, room)
 
 
 @pytest.mark.parametrize("bandwidth", [1, 3, 12 * 10**9, 900 * 10**9, 9 * 10**15])
@@ -122,11 +122,9 @@ def test_transfers_of_a_span_of_7_ns_on_links_that_are_used_every_10_ns(
 
 def stage_costs(problem: Problem, replicas: int, shard: int, *, room: int = 99) -> list[int]:
     """Return collectives, bytes left, and most micro-batches in flight of a stage of all layers."""
-    machine = read_machine(problem)
-    assert machine is not None
-    stages = np.array([(0, len(problem.chain.layers), replicas, shard, 0)], dtype=np.int64)
-    costs = read_costs(problem, machine, (), 12)
-    found = describe_stages(costs, machine._replace(room=room), stages, 12)
+    step = step_data(problem)
+    step = replace(step, machine=step.machine._replace(room=room))
+    found = describe_stages(step, [(0, len(problem.chain.layers), replicas, shard, 0)])
     return [int(value) for value in found[3:6, 0]]
 
 
@@ -168,8 +166,7 @@ def layered_costs(shard: int) -> list[int]:
     scope = replace(widest_step(chain), shard="parameter")
     platform = Platform(4, 99, bandwidth=RATE, duplex="full")
     step = step_data(training_step(chain, platform, 12, scope))
-    stages = np.array([(0, 2, 2, shard, 0)], dtype=np.int64)
-    found = describe_stages(step.costs, step.machine, stages, 12)[:, 0]
+    found = describe_stages(step, [(0, 2, 2, shard, 0)])[:, 0]
     return [int(found[place]) for place in (0, 1, 3, 4, 5, 8)]
 
 
@@ -193,11 +190,14 @@ def test_where_nothing_is_kept_all_are_in_flight() -> None:
 
 def test_recompute_is_needed_where_not_all_is_kept() -> None:
     layers = (replace(LAYER, forward_ns=1000), replace(LAYER, forward_ns=9000))
-    again = read_recompute(question(*layers), 2)
-    assert list(again.counts) == [1, 2]
+    problem = question(*layers)
+    machine = read_machine(problem)
+    assert machine is not None
+    costs = read_costs(problem, machine, (), 2)
+    assert list(costs.counts) == [1, 2]
 
     def least(room: int) -> int:
-        return int(recompute_of_both(again, 1, room))
+        return int(recompute_of_both(lean(costs), 1, room))
 
     # Two micro-batches in flight keep 16 bytes, and 1 each of the input. One layer recomputed has
     # its 4 bytes only once, but 2 each of its input; the second one keeps 1 each of its own.

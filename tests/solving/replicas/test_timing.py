@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from schedopt.solving.replicas.arrays import NEVER
-from schedopt.solving.replicas.timing import EAGER, FORWARDS, ORDERS, STRICT, simulate_step
+from schedopt.solving.replicas.timing import EAGER, FORWARDS, ORDERS, STRICT, Simulation
 
 
 def simulate(
@@ -28,30 +28,28 @@ def simulate(
 ) -> tuple[int, list[str]]:
     """Simulate stages of (replicas, F, B, most in flight); an order is written ``F0 F1 B0 B1``."""
 
-    def array(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array([*values, *[0] * (len(stages) - len(values))], dtype=np.int64)
+    def padded(values: Sequence[int]) -> list[int]:
+        return [*values, *[0] * (len(stages) - len(values))]
 
-    replicas, forward, backward, depth = (array(column) for column in zip(*stages, strict=True))
-    links = [lcm(one[0], other[0]) for one, other in pairwise(stages)]
-    makespan, orders = simulate_step(
-        replicas,
-        forward,
-        backward,
-        array(again),
-        depth,
-        array(sync),
-        array(begin),
-        array([trip] * (len(stages) - 1)),
-        array(links),
-        array([int(full)] * len(stages)),
-        np.array(copies, dtype=np.int64).reshape(-1, 3),
-        count,
-        order,
-        limit,
+    replicas, forward, backward, depth = zip(*stages, strict=True)
+    simulation = Simulation(len(stages), sum(replicas), count)
+    simulation.load(
+        replicas=replicas,
+        forward=forward,
+        backward=backward,
+        again=padded(again),
+        depth=depth,
+        sync=padded(sync),
+        begin=padded(begin),
+        trip=padded([trip] * (len(stages) - 1)),
+        links=padded([lcm(one[0], other[0]) for one, other in pairwise(stages)]),
+        full=int(full),
+        copies=np.array(copies, dtype=np.int64).reshape(-1, 3),
     )
+    makespan = simulation.run(order, limit)
     return makespan, [
-        " ".join(f"{'FBR'[code // count]}{code % count}" for code in row if code >= 0)
-        for row in orders
+        " ".join(f"{'FBR'[code // count]}{code % count}" for code in row)
+        for row in simulation.orders()
     ]
 
 
@@ -136,3 +134,16 @@ def test_a_gpu_that_waits_for_its_weights_begins_later() -> None:
     assert simulate(stages, 2, EAGER)[0] == 2 * 4
     assert simulate(stages, 2, EAGER, begin=[5, 6])[0] == 5 + 2 * 4
     assert simulate(stages, 2, EAGER, begin=[5, 9])[0] == 9 + 2 + 4 + 1
+
+
+def test_room_for_more_serves_one_step_after_the_other() -> None:
+    simulation = Simulation(4, 9, 6)
+    for replicas in ((1, 2, 3), (3, 1), (2, 2, 2, 3)):
+        ones = [1] * len(replicas)
+        for room in (simulation, Simulation(len(ones), sum(replicas), 6)):
+            room.load(
+                replicas=replicas, forward=ones, backward=ones, depth=ones, links=ones, full=ones
+            )
+        alone = room
+        assert simulation.run(EAGER) == alone.run(EAGER)
+        assert simulation.orders() == alone.orders()
