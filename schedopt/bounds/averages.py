@@ -1,7 +1,8 @@
 """What micro-batches keep over a step, for any allocation, with replicas and recompute.
 
 All GPUs together have P T of time in a step of T ns, and T times their room beside the weights, in
-bytes times ns, where each layer has its weights somewhere. What m micro-batches need of both is
+bytes times ns. Each layer has its weights somewhere, and as many replicas at least as share its
+optimizer state so that a GPU holds it when a backward runs. What m micro-batches need of both is
 priced: a ns of a GPU at 1, a byte kept for a ns at a price p. If a micro-batch cannot do with less
 than c, then P T + p T room >= m c, whatever p is.
 
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.bounds.scopes import make_bound, widest
+from schedopt.chain import Layer
 from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
@@ -126,7 +128,7 @@ class _Step:
         fastest = max(gpus, key=lambda gpu: gpu.speed)
         self.count, self.gpus, self.recompute = count, len(gpus), problem.scope.recompute
         self.room = sum(gpu.usable_bytes for gpu in gpus)
-        self.room -= sum(layer.weight_bytes for layer in layers)
+        self.room -= sum(_least_weights(problem, layer) for layer in layers)
 
         def column(values: Iterator[int]) -> Numbers:
             return np.array([*values], dtype=object)
@@ -191,6 +193,23 @@ class _Step:
             for source, target, row in runs:
                 best[target][ends] = np.minimum(best[target][ends], best[source][layer] + own + row)
         return min(found[-1] for found in best)
+
+
+def _least_weights(problem: Problem, layer: Layer) -> int:
+    """Return what the replicas of a layer hold together at least of its weights, bytes.
+
+    Whatever is shared, all of it is somewhere. Where the optimizer state is shared at most, the
+    rest is on each replica, with what the layer saves and needs while its backward runs.
+    """
+    if problem.scope.shard != "optimizer":
+        return layer.weight_bytes
+    room = max(gpu.usable_bytes for gpu in problem.platform.gpus) - layer.saved
+    if layer.backward_ns:
+        room -= layer.workspace_bytes or 0
+    state = layer.optimizer_bytes or 0
+    alone = layer.weight_bytes - state
+    fitting = (n for n in problem.replica_counts if alone + -(-state // n) <= room)
+    return next(fitting, 1) * alone + state
 
 
 def _search(step: _Step, stopped: Callable[[], bool]) -> Prices:

@@ -70,6 +70,24 @@ def test_before_the_first_backward_all_is_kept() -> None:
     assert bound_ns(problem) >= 20 + 5
 
 
+def test_a_layer_that_fits_shared_alone_is_there_more_than_once() -> None:
+    # With 12 of its 20 bytes shared by 4 replicas it leaves room for the 6 that it saves, with 3
+    # it does not: so 4 times 8 bytes and 12 are there, and 24 of 68 are left.
+    large = replace(
+        layer(2, 4, 6, weight=20), parameter_bytes=4, gradient_bytes=4, optimizer_bytes=12
+    )
+    last = replace(
+        layer(1, 1), workspace_bytes=16, parameter_bytes=0, gradient_bytes=0, optimizer_bytes=0
+    )
+    chain = Chain(layers=(large, last))
+    scope = Scope(allocation="general", max_k=None, memory="peak", replicas=None, shard="optimizer")
+    problem = training_step(chain, Platform(4, 17), 12, scope)
+    # 12 times 6 bytes for 8 ns, and 16 for 2 ns.
+    assert 12 * (48 + 32) / 24 - 1 <= bound_ns(problem) <= 40
+    # Else 20 bytes are there at least, and the work alone takes longer.
+    assert bound_ns(replace(problem, scope=replace(problem.scope, shard="none"))) == 24
+
+
 def test_says_nothing_of_other_steps() -> None:
     chain = Chain(layers=(layer(1, 2, 4),) * 2)
     problem = Problem(chain=chain, platform=Platform(2, 100), scope=steps(4))
@@ -135,7 +153,7 @@ def some_problem(rng: Random) -> Problem:
         memory="peak",
         recompute=True,
         replicas=None,
-        shard="parameter",
+        shard=rng.choice(["none", "optimizer", "optimizer", "parameter"]),
     )
     chain = Chain(layers=tuple(layers), input_bytes=rng.choice([0, 3]))
     bandwidth = rng.choice([None, 4 * 10**9])
@@ -152,7 +170,8 @@ def some_step(problem: Problem, rng: Random) -> Plan:
     for first, end in zip([0, *cuts], [*cuts, layers], strict=True):
         replicas = rng.choice(problem.replica_counts)
         own = tuple(rng.sample(range(gpus), replicas))
-        shard = rng.choice(SHARDS) if replicas > 1 else "none"
+        allowed = SHARDS[: SHARDS.index(problem.scope.shard) + 1]
+        shard = rng.choice(allowed) if replicas > 1 else "none"
         redone = [number for number in range(first, end) if rng.random() < 0.4]
         layered = shard in ("gradient", "parameter")
         runs = [(number, number) for number in range(first, end)] if layered else [(first, end - 1)]
