@@ -15,6 +15,7 @@ be shorter.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -24,8 +25,9 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
+from schedopt.solvers import contiguous
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
-from schedopt.solving.local_search.compilation import compiling
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.replicas.stages import read_machine
 from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.requirements import refuse_stages, refuse_unsupported
@@ -56,11 +58,15 @@ def solve(problem: Problem, run: Run) -> None:
             field="platform",
             way_out="Give such a platform, or leave replicas out (Scope.replicas)",
         )
+    compilation = COMPILATIONS["replicas"]
+    if compilation.is_under_way():
+        _report_first(problem, run)
+    if not compilation.wait(run, late=False):
+        return
     search, scope = ReplicatedDP(problem, machine), _proven_scope(problem)
     limit = problem.scope.period_ns
     high = search.longest_period() if limit is None else limit
-    with compiling(run.clock):
-        stages = search.stages_at(high, run) if high >= search.least_period() else None
+    stages = search.stages_at(high, run) if high >= search.least_period() else None
     if stages is None:
         if not run.stopped() and search.looks_at_all:
             run.report_infeasible(_explain(search, scope, high, run))
@@ -73,6 +79,13 @@ def solve(problem: Problem, run: Run) -> None:
 
         run.report_bound(search.least_period(), scope, PROOF)
         report_best(*search.descend(stages, high, run, refute), run)
+
+
+def _report_first(problem: Problem, run: Run) -> None:
+    """Report the best plan without replicas, which takes no compiler."""
+    alone = replace(problem, scope=replace(problem.scope, replicas=1, shard="none"))
+    with suppress(InputError):
+        contiguous.solve(alone, run)
 
 
 def propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int]]]:
@@ -90,8 +103,7 @@ def propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int]
     steady = replace(problem, rule=Rule(), scope=scope, variants=())
     search = ReplicatedDP(steady, machine, problem.replica_counts)
     longest = search.longest_period()
-    with compiling(run.clock):
-        stages = search.stages_at(longest, run)
+    stages = search.stages_at(longest, run)
     if stages is None:
         return
     _, period = search.descend(stages, longest, run, lambda _: None)

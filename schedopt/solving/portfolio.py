@@ -32,10 +32,15 @@ from schedopt.solving.run import Progress, Run, no_cutoff
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
-COMPILED: Final = {"general": "local_search", "training_step": "replicas"}
-"""The rooms whose compiled code solvers need first."""
-COMPILED_FOR_WHAT_IF: Final = {**COMPILED, "replicated": "replicas"}
-"""Without that of their room they are not asked what a freedom would give, which is brief."""
+COMPILED: Final = {
+    "general": "local_search",
+    "training_step": "replicas",
+    "replicated": "replicas",
+}
+"""The rooms whose compiled code solvers need first.
+
+Without it they are not asked what a freedom would give, which is brief.
+"""
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
 POLL_S: Final = 0.05
@@ -204,7 +209,7 @@ class _Portfolio:
             return
         if run.period() == max(bound.period for bound in lower_bounds(problem, run.stopped)):
             return
-        room = COMPILED_FOR_WHAT_IF.get(phase.solvers[0])
+        room = COMPILED.get(phase.solvers[0])
         if room is not None and run.work_limit is None:
             COMPILATIONS[room].start()
             if COMPILATIONS[room].is_under_way():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -170,6 +172,38 @@ def test_what_another_process_has_compiled_meanwhile_is_not_compiled_again(
     assert compiled == [one]
 
 
+@pytest.mark.skipif(not hasattr(os, "getpgid"), reason="there are no groups of processes")
+def test_what_ends_a_solve_from_its_terminal_does_not_end_the_process(
+    started: list[Popen[bytes]],
+) -> None:
+    Compilation("local_search", COMPILED_WITH, "some.entry").start()
+    assert os.getpgid(started[0].pid) != os.getpgid(0)
+
+
+def test_rooms_are_compiled_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    inside, most = list[str](), list[int]()
+
+    def compile_here(room: str) -> None:
+        inside.append(room)
+        time.sleep(0.1)
+        most.append(len(inside))
+        inside.remove(room)
+
+    both = []
+    for room in COMPILATIONS:
+        one = Compilation(room, COMPILED_WITH, "some.entry")
+        monkeypatch.setattr(one, "compile_here", partial(compile_here, room))
+        both.append(threading.Thread(target=one.compile_alone))
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert most == [1, 1]
+
+
 def test_a_stop_does_not_wait_for_the_process(started: list[Popen[bytes]]) -> None:
     one, run = Compilation("local_search", COMPILED_WITH, "some.entry"), Run(PROBLEM)
     one.start()
@@ -310,3 +344,18 @@ def test_a_step_is_there_before_its_search_is_compiled(
     assert result.plan is not None
     assert len({gpu for stage in result.plan.stages for gpu in stage.gpus}) == 2
     assert all(process.poll() is None for process in started)
+
+
+def test_a_plan_is_there_before_replicas_are_searched(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in COMPILATIONS:
+        never_kept = Compilation(room, COMPILATIONS[room].compile_all, "some.entry")
+        monkeypatch.setitem(COMPILATIONS, room, never_kept)
+    chain = Chain(layers=tuple(layer(forward, 1, 1) for forward in (5, 2, 3)))
+    scope = Scope(allocation="contiguous", replicas=None)
+    result = solve(chain, Platform(2, 99), scope=scope, solver="replicated", time_limit=0.5)
+    assert len(started) == 1
+    # Without replicas: 5 + 1 + 2 + 1 on one GPU, or 2 + 1 + 3 + 1 on the other.
+    assert result.period == 7
+    assert compilation.NOT_READY in str(result.ladder[0].note)

@@ -18,7 +18,6 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
-from schedopt.solving.clock import Clock
 from schedopt.stored import find_function
 
 if TYPE_CHECKING:
@@ -34,16 +33,6 @@ POLL_S: Final = 0.05
 """How often a stop is looked for."""
 COMPILED_ROOMS: Final = ("local_search", "replicas")
 """Rooms of `schedopt.solving` in which functions are compiled."""
-
-
-@contextmanager
-def compiling(clock: Clock) -> Iterator[None]:
-    """Give the solver at work in addition what it takes to compile, once on a machine."""
-    begin = clock.seconds()
-    yield
-    taken = clock.seconds() - begin
-    if taken > LOADING_S:
-        clock.extend(taken)
 
 
 @cache
@@ -148,7 +137,8 @@ class Compilation:
 
     def compile_alone(self) -> None:
         """Compile what no other process compiles, or has compiled by now."""
-        with _alone(_folder() / f"{self.room}.lock"):
+        # One after the other: two side by side would leave no core to what searches meanwhile.
+        with _alone(_folder() / "compiling.lock"):
             if not self.is_kept():
                 self.compile_here()
 
@@ -210,6 +200,8 @@ def _start(code: str) -> subprocess.Popen[bytes] | None:
             stdin=nothing,
             stdout=nothing,
             stderr=nothing,
+            # Ctrl-C and a closed terminal end the solve alone.
+            start_new_session=True,
         )
     except OSError:
         return None
