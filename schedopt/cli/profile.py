@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -28,6 +28,16 @@ from schedopt.units import parse_bytes
 if TYPE_CHECKING:
     from schedopt.profiling import Estimator, Profiler
 
+USED: Final[Mapping[str, frozenset[str]]] = {
+    "--links": frozenset({"links", "output", "device", "warmup", "repeats"}),
+    "--shape": frozenset({"shape", "output", "on", "batch", "tensor_parallel", "seq", "dtype"}),
+    "--fake": frozenset(
+        {"fake", "output", "model", "on", "flops", "batch", "tensor_parallel", "seq", "image"}
+        | {"dtype", "optimizer", "min_share"}
+    ),
+}
+"""What has an effect where a profile is not measured, by the option that says so."""
+
 GpuName: TypeAlias = Literal["a100", "h100", "h200", "b200", "a10g", "l4"]
 
 
@@ -43,6 +53,7 @@ def profile_model(
         ),
     ] = None,
     *,
+    context: typer.Context,
     output: ChainOutput,
     batch: Annotated[
         str | None,
@@ -135,22 +146,17 @@ def profile_model(
     from schedopt.profiling import Estimator, Profiler
 
     check_writable(output)
+    for mode, is_asked in (("--links", links), ("--shape", shape is not None), ("--fake", fake)):
+        if is_asked:
+            _refuse_idle(context, mode)
     if links:
-        _write_links(model, device, output, warmup=warmup, repeats=repeats)
+        _write_links(device, output, warmup=warmup, repeats=repeats)
         return
     sizes = None if batch is None else parse_counts(batch, "--batch", "samples")
     degrees = [1]
     if tensor_parallel is not None:
         degrees = parse_counts(tensor_parallel, "--tensor-parallel", "GPUs")
     if shape is not None:
-        for name, is_given in (
-            ("a model", model is not None),
-            ("--device", device != "cpu"),
-            ("--verify", verify),
-            ("--flops", flops is not None),
-        ):
-            if is_given:
-                refuse_together("--shape", name, "which it leaves nothing to do")
         write_shape(shape, on, config, sizes or [1], degrees, output)
         return
     if model is None:
@@ -168,8 +174,6 @@ def profile_model(
         )
     if flops is not None and on is not None:
         refuse_together("--flops", "--on", "which has a rate of its own")
-    if fake and (verify or device != "cpu"):
-        refuse_together("--verify" if verify else "--device", "--fake", "which runs nothing")
     several = degrees != [1] or (sizes is not None and len(sizes) > 1)
     if several and verify:
         refuse_together("--verify", "several variants", "which are not compared")
@@ -199,12 +203,18 @@ def profile_model(
         refuse_spreads(chains, output)
 
 
-def _write_links(
-    model: str | None, device: str, output: Path, *, warmup: int, repeats: int
-) -> None:
+def _refuse_idle(context: typer.Context, mode: str) -> None:
+    """Refuse what was given and has no effect in a mode, even if it is as by default."""
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in USED[mode]:
+            given = "a model" if name == "model" else option.opts[0]
+            refuse_together(mode, given, "which it leaves nothing to do")
+
+
+def _write_links(device: str, output: Path, *, warmup: int, repeats: int) -> None:
     """Measure the links between the processes that torchrun started; the first one speaks."""
-    if model is not None:
-        refuse_together("--links", "a model", "which is measured by itself")
     if not torchrun_started():
         raise InputError(
             "needs a process for each GPU",

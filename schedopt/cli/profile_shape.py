@@ -33,8 +33,6 @@ def write_shape(
         )
     if config.dtype not in (None, "bfloat16"):
         refuse_together("--dtype", "--shape", "which is of bfloat16")
-    if config.image is not None:
-        refuse_together("--image", "--shape", "which is of a decoder")
     sequence = USUAL_SEQUENCE if config.seq is None else config.seq
     if sequence < 1:
         raise InputError(

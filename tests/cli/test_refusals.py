@@ -155,14 +155,21 @@ PROFILE = """
     hf:gpt2 --fake --on h100 --flops 1T         => --flops: given together with --on
     hf:gpt2 --fake --on h900                    => Error: --on: 'h900' is not one of 'a100'
     hf:gpt2 --fake --on h100 --dtype float64 => --on: how fast h100 computes float64 is not known
-    hf:gpt2 --fake --flops 1T --verify          => --verify: given together with --fake
-    hf:gpt2 --fake --flops 1T --device cuda     => --device: given together with --fake
+    hf:gpt2 --fake --flops 1T --verify          => --fake: given together with --verify
+    hf:gpt2 --fake --flops 1T --device cuda     => --fake: given together with --device
+    hf:gpt2 --fake --flops 1T --repeats 10      => --fake: given together with --repeats
+    hf:gpt2 --fake --flops 1T --strict          => --fake: given together with --strict
     hf:gpt2 --fake --flops fast                 => --flops:
     hf:gpt2 --fake --flops 0                    => --flops:
     --shape layers=2,hidden=8,heads=2,ffn=8,vocabulary=9 => --shape: needs a GPU whose rates are
     hf:gpt2 --shape layers=2 --on h100          => --shape: given together with a model
     --shape layers=2 --on h100 --flops 1T       => --shape: given together with --flops
     --shape layers=2 --on h100 --device cuda    => --shape: given together with --device
+    --shape layers=2 --on h100 --fake           => --shape: given together with --fake
+    --shape layers=2 --on h100 --strict         => --shape: given together with --strict
+    --shape layers=2 --on h100 --optimizer sgd  => --shape: given together with --optimizer
+    --shape layers=2 --on h100 --image 8        => --shape: given together with --image
+    --shape layers=2 --on h100 --min-share 0    => --shape: given together with --min-share
     --shape layers=2 --on h100 --dtype float16  => --dtype: given together with --shape
     --shape layers=2 --on h100 --seq 0          => --seq: 0 is no number of tokens
     --shape layers=2 --on h100                  => --shape: hidden is not given
@@ -183,6 +190,8 @@ PROFILE = """
     hf:llama:layers=1 --seq 8 --tensor-parallel 1,2 => Start it as torchrun --nproc-per-node 2
     --links                                     => --links: needs a process for each GPU. Start it
     hf:gpt2 --links                             => --links: given together with a model
+    --links --batch 2                           => --links: given together with --batch
+    --links --shape layers=2                    => --links: given together with --shape
     --repeats 3                                 => MODEL: not given. Name a model, such as hf:gpt2
     own_models:build --batch 1,2                => --batch: own_models:build makes its own inputs
     hf:gpt2 --dtype int8 => Error: --dtype: 'int8' is not one of 'float32', 'bfloat16'
