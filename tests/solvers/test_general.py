@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle
 from math import ceil
-from statistics import mean
 from sys import getrefcount
 from typing import Any
 
@@ -16,72 +14,34 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba.core.errors import NumbaError
 
-from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
-from schedopt.account import memory, memory_without_buffers
-from schedopt.account.timeline import Timeline
+from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, solve
 from schedopt.bounds import lower_bounds
 from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
-from schedopt.plan import Plan
 from schedopt.solvers import general
 from schedopt.solving import Run
 from schedopt.solving.local_search import search as search_module
-from schedopt.solving.local_search.annealing import Schedule, anneal, replace_all
-from schedopt.solving.local_search.coding import decode, encode
-from schedopt.solving.local_search.lean import lean
-from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.local_search.penalty import peak_of
+from schedopt.solving.local_search.annealing import Schedule, anneal
+from schedopt.solving.local_search.coding import encode
 from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import (
-    LONGEST,
-    NEED,
-    PERIOD,
-    SPACE,
-    STAGES,
-    State,
     new_workspace,
-    restart,
 )
-from schedopt.solving.local_search.tables import Tables, make_tables
+from schedopt.solving.local_search.tables import make_tables
 from tests.bounds.every_plan import has_plan
 from tests.budgets import trials
 from tests.optima import load
 from tests.solvers.brute_force import every_allocation
 from tests.solvers.order_words import least_of
 from tests.strategies import (
-    platforms,
-    platforms_of_nodes,
     short_chains,
-    split_chains,
-    stars,
     tight_platforms,
 )
 
 GENERAL = Scope(allocation="general")
 UNIT = Layer(forward_ns=1, backward_ns=2, weight_bytes=1, activation_bytes=1)
-
-
-@njit_entry
-def penalty_at(t: Tables, s: State, period: int, limit: float) -> float:
-    """Place all stages at a period."""
-    return replace_all(t, s, period, limit)
-
-
-@njit_entry
-def peak_on(t: Tables, s: State, gpu: int) -> int:
-    """Return the most that lies on a GPU at once."""
-    return peak_of(t, s, gpu)
-
-
-def plan_of(stages: Sequence[Stage], problem: Problem) -> Plan:
-    """Return stages as the greedy rule places them."""
-    given = replace(problem, stages=tuple(stages), scope=replace(problem.scope, allocation="fixed"))
-    plan = search_module.place_stages(given, Run(given))
-    assert plan is not None
-    return replace(plan, scope=problem.scope)
 
 
 def search(problem: Problem, placements: int, seed: int = 0, *, annealings: int = 1) -> Run:
@@ -105,89 +65,6 @@ scopes = st.builds(
     memory=st.sampled_from(["sum", "peak"]),
     max_k=st.sampled_from([1, 2, None]),
 )
-
-
-@given(
-    split_chains(longest=6),
-    platforms(most=3, unequal=True) | platforms_of_nodes(most=4),
-    scopes,
-    st.integers(0, 9),
-)
-@trials(100)
-def test_whatever_it_finds_is_a_plan(
-    chain: Chain, platform: Platform, scope: Scope, seed: int
-) -> None:
-    run = search(Problem(chain=chain, platform=platform, scope=scope), 2000, seed)
-    best, period, bound = run.best(), run.period(), run.bound()
-    assert best is None or not check(best)
-    assert period is None or bound is None or bound <= period
-
-
-@given(stars(), st.integers(0, 9))
-@trials(30)
-def test_transfers_of_one_hop_keep_apart(case: tuple[Chain, Platform], seed: int) -> None:
-    chain, platform = case
-    best = search(Problem(chain=chain, platform=platform, scope=GENERAL), 2000, seed).best()
-    assert best is None or not check(best)
-
-
-@given(
-    split_chains(longest=6),
-    platforms(most=3, roomy=True),
-    st.booleans(),
-    st.integers(1, LONGEST),
-    st.integers(0, 99),
-)
-@trials(120)
-def test_memory_is_what_the_account_says(
-    chain: Chain, platform: Platform, split: bool, k: int, seed: int
-) -> None:
-    scope = replace(GENERAL, split_backward=split, recompute=True)
-    problem = Problem(chain=chain, platform=platform, scope=scope)
-    tables = make_tables(problem)
-    work, go = new_workspace(tables, len(chain.layers)), np.zeros(1, dtype=np.int64)
-    state = work.state
-    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], state, 1000, k)
-    draw = np.random.default_rng(seed)
-    anneal(tables, work, draw, Schedule(300, 1, 0.01, 0.03, 0.001), go)
-    assert work.found[0] > 0
-    period = int(work.best.counts[PERIOD])
-    restart(state, work.best, period, k)
-    assert penalty_at(lean(tables), lean(state), period, np.inf) == 0
-    plan = decode(problem, tables, state)
-    assert plan.pattern.k == k
-    # The search does not know of what comes before it is read.
-    needs = memory_without_buffers(Timeline(plan))
-    for gpu, need in enumerate(needs):
-        assert state.load[gpu, NEED] == need.sum_bytes
-        assert peak_on(lean(tables), lean(state), gpu) == need.peak_bytes
-        assert state.load[gpu, SPACE] <= need.sum_bytes
-
-
-@given(
-    split_chains(longest=6),
-    platforms(most=3, unequal=True),
-    scopes,
-    st.integers(1, LONGEST),
-    st.integers(1, 60),
-    st.integers(0, 99),
-)
-@trials(400)
-def test_nothing_is_given_up_that_is_within_the_limit(
-    chain: Chain, platform: Platform, scope: Scope, k: int, period: int, seed: int
-) -> None:
-    problem = Problem(chain=chain, platform=platform, scope=scope)
-    tables = make_tables(problem)
-    work, go = new_workspace(tables, len(chain.layers)), np.zeros(1, dtype=np.int64)
-    encode([Stage(layers=(0, len(chain.layers) - 1), gpus=(0,))], work.state, period, k)
-    draw = np.random.default_rng(seed)
-    anneal(tables, work, draw, Schedule(50, period, 0.01, 3.0, 1.0), go)
-    penalty = penalty_at(lean(tables), lean(work.state), period, np.inf)
-    less = penalty * 0.99 - 1e-9
-    # What does not find a place may be shorter there than it is.
-    if work.state.overlap[work.state.counts[STAGES] - 1] == 0:
-        assert penalty_at(lean(tables), lean(work.state), period, penalty) == penalty
-    assert penalty_at(lean(tables), lean(work.state), period, less) > less
 
 
 @pytest.mark.parametrize(
@@ -308,56 +185,6 @@ def test_nothing_handed_to_the_search_is_kept_by_it() -> None:
     assert [getrefcount(one) for one in handed] == before
 
 
-@pytest.mark.parametrize(
-    "params", [{"placements": 0}, {"drops": ()}, {"drops": (1.0,)}, {"cold": 0.0}, {"hot": 1e-9}]
-)
-def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        LocalSearchParams(**params)
-
-
-@pytest.mark.parametrize(
-    ("best", "summed", "whole"),
-    [
-        (None, (0.05, 0.15), 0),
-        # Two stages of one GPU, 3 bytes each: 6 as a sum, and all of it in the second forward.
-        ([Stage(layers=(0, 3), gpus=(0,))], (0.4, 0.6), 0.5),
-        ([Stage(layers=(0, 3), gpus=(0,), recompute=((0, 0),))], (0.4, 0.6), 0),
-    ],
-)
-def test_some_annealings_leave_out_what_did_not_help(
-    best: list[Stage] | None, summed: tuple[float, float], whole: float
-) -> None:
-    scope = replace(GENERAL, memory="peak", recompute=True)
-    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=scope)
-    run = Run(problem)
-    if best:
-        run.report(plan_of(best, problem))
-    search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
-    tables = [search._tables_of(draw) for _ in range(400)]
-    assert summed[0] <= mean(1 - one.peak for one in tables) <= summed[1]
-    assert mean(1 - one.recompute for one in tables) == pytest.approx(whole, abs=0.1)
-    spared = [one for one in tables if one.sparing]
-    assert all(one.peak and not one.recompute for one in spared)
-    assert len(spared) / len(tables) == pytest.approx(whole / 4, abs=0.05)
-
-
-def test_a_plan_that_needs_the_peak_is_seldom_searched_by_sum() -> None:
-    # Layers 0 and 2 lie on GPU 0 and save 4 bytes for each micro-batch in flight.
-    scope = replace(GENERAL, memory="peak")
-    layers = (replace(UNIT, weight_bytes=0, saved_bytes=4),) * 3
-    stages = [Stage(layers=(n, n), gpus=(n % 2,)) for n in range(3)]
-    for room, low, high in ((99, 0.4, 0.6), (8, 0.05, 0.15)):
-        problem = Problem(chain=Chain(layers=layers), platform=Platform(2, room), scope=scope)
-        run = Run(problem)
-        plan = plan_of(stages, problem)
-        assert (memory(plan)[0].sum_bytes > room) == (room == 8)
-        run.report(plan)
-        search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
-        shares = mean(1 - search._tables_of(draw).peak for _ in range(400))
-        assert low <= shares <= high
-
-
 def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 20), scope=GENERAL)
     plan, compiling = search(problem, 100).best(), threading.Event()
@@ -369,26 +196,6 @@ def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.Mon
     assert not search_module.is_compiled(run)
     compiling.set()
     assert search_module.is_compiled(Run(problem))
-
-
-def test_what_is_compiled_makes_no_array() -> None:
-    @njit_kernel
-    def make(length: int) -> int:
-        return int(np.zeros(length).size)
-
-    with pytest.raises(NumbaError):
-        make(3)
-
-
-def test_a_start_of_more_stages_than_it_has_room_for_is_passed_over() -> None:
-    chain, platform = Chain(layers=(UNIT,) * 60), Platform(2, 10**6)
-    problem = Problem(chain=chain, platform=platform, scope=GENERAL)
-    run = Run(problem, work_limit=2000)
-    run.begin("general")
-    apart = [Stage(layers=(layer, layer), gpus=(layer % 2,)) for layer in range(60)]
-    for plan in LocalSearch(problem, run, 1).rounds(lambda number: apart):
-        run.report(plan)
-    assert run.best() is not None
 
 
 def test_the_bound_beside_holds_for_all_that_is_asked() -> None:

@@ -27,7 +27,7 @@ from schedopt.stage import SHARDS
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.budgets import trials
-from tests.solvers.every_training_step import training_steps
+from tests.solvers.training_steps import training_steps
 
 ALLOCATIONS: Final[tuple[Allocation, ...]] = ("contiguous", "general")
 INSTANCES = Path(__file__).parents[2] / "instances"

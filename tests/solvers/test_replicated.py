@@ -24,8 +24,8 @@ from tests.solvers.every_replicated_plan import (
     least_replicated_period,
     replicated_problems,
 )
-from tests.solvers.every_training_step import training_steps
 from tests.solvers.step_searches import step_data
+from tests.solvers.training_steps import training_steps
 
 
 def replicate(problem: Problem) -> Result:

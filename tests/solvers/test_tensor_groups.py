@@ -23,9 +23,10 @@ from schedopt.solving.replicas.step_bound import least_memory
 from schedopt.stage import SHARDS
 from tests.budgets import trials
 from tests.layers import layer
-from tests.solvers.every_training_step import every_way, least_step, training_steps
+from tests.solvers.every_training_step import every_way, least_step
 from tests.solvers.step_searches import bound_of, searched, step_data
 from tests.solvers.test_training_step import in_parts
+from tests.solvers.training_steps import training_steps
 from tests.tensor_groups import chain_in_group, two_nodes, variants
 
 STEPS = training_steps(levels=SHARDS[:2], degrees=(2, 3))

@@ -42,8 +42,9 @@ from schedopt.stage import SHARDS
 from tests.budgets import trials
 from tests.examples import layer as layer_of
 from tests.solvers.asking import plan_of, why
-from tests.solvers.every_training_step import every_way, least_step, training_steps
+from tests.solvers.every_training_step import every_way, least_step
 from tests.solvers.step_searches import bound_of, searched, step_data, train
+from tests.solvers.training_steps import training_steps
 
 
 def in_parts(problem: Problem, parts: int) -> Problem:

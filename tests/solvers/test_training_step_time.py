@@ -16,7 +16,7 @@ from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.examples import layer
-from tests.solvers.every_training_step import training_steps
+from tests.solvers.training_steps import training_steps
 
 
 def problem_of(count: int) -> Problem:

@@ -12,8 +12,8 @@ from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
 from tests.budgets import trials
-from tests.solvers.every_training_step import training_steps
 from tests.solvers.step_searches import bound_of, searched, step_data
+from tests.solvers.training_steps import training_steps
 
 
 @trials(100)
