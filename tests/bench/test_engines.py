@@ -31,7 +31,7 @@ SMALL = Chain(
 
 
 def test_no_engine_is_ahead_of_steps_of_any_kind() -> None:
-    records = measured([engine_case(SMALL, "a10g:1x2", 4)], Effort(1, 0.5))
+    records = measured([engine_case(SMALL, "a10g:1x2", 4)], Effort(1, 60))
     row = records[0].row
     ratio = over_engines(row)
     assert ratio is not None

@@ -160,12 +160,14 @@ def test_parts_take_the_loss_and_the_gradients_of_the_whole(tmp_path: Path) -> N
     assert "rank 1 agrees" in said
 
 
+COMMAND = ("schedopt", "profile", f"hf:{LLAMA}", "--seq", str(SEQ), "--batch", str(BATCH),
+           "--warmup", "0", "--repeats", "2", "--min-share", "0", "-o", "many.json",
+           "--tensor-parallel", "1,2")  # fmt: skip
+
+
 @pytest.mark.torch
 def test_what_is_measured_has_the_bytes_of_what_is_estimated(tmp_path: Path) -> None:
-    command = ("schedopt", "profile", f"hf:{LLAMA}", "--seq", str(SEQ), "--batch", str(BATCH),
-               "--warmup", "0", "--repeats", "2", "--min-share", "0", "-o", "many.json",
-               "--tensor-parallel")  # fmt: skip
-    assert "new" in torchrun(*command, "1,2", folder=tmp_path)
+    assert "new" in torchrun(*COMMAND, folder=tmp_path)
     measured = Profile.load(tmp_path / "many.json")
     estimated = profile_variants(llama, [BATCH], Estimator(on="h100", min_share=0), degrees=[1, 2])
     assert measured.degrees == (1, 2)
@@ -180,8 +182,16 @@ def test_what_is_measured_has_the_bytes_of_what_is_estimated(tmp_path: Path) -> 
             )
             for name in names:
                 assert getattr(layer, name) == getattr(like, name), (layer.name, name)
-    # What is there is not measured again; only the first process speaks.
-    again = torchrun(*command, "1,2", folder=tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.nightly
+def test_what_is_there_is_not_measured_again_and_only_the_first_process_speaks(
+    tmp_path: Path,
+) -> None:
+    torchrun(*COMMAND, folder=tmp_path)
+    measured = Profile.load(tmp_path / "many.json")
+    again = torchrun(*COMMAND, folder=tmp_path)
     assert again.count("kept") == 2
     assert "new" not in again
     assert Profile.load(tmp_path / "many.json") == measured
