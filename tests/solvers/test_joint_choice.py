@@ -13,9 +13,10 @@ from schedopt import Problem, Profile, Variant
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.sizes import steps_of_sizes
 from schedopt.stage import SHARDS
-from tests.solvers.every_training_step import least_step, training_steps
+from tests.solvers.every_training_step import least_step
 from tests.solvers.step_searches import bound_of, searched, step_data
 from tests.solvers.test_training_step import in_parts
+from tests.solvers.training_steps import training_steps
 
 DEGREES = (1, 2)
 SAMPLES = (1, 2)

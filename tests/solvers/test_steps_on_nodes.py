@@ -19,8 +19,9 @@ from schedopt.stage import SHARDS
 from tests.budgets import trials
 from tests.examples import layer
 from tests.solvers.every_step_on_nodes import is_shorter, on_switch, without_gradients
-from tests.solvers.every_training_step import DUPLEX, training_steps
+from tests.solvers.every_training_step import DUPLEX
 from tests.solvers.step_searches import bound_of, searched
+from tests.solvers.training_steps import training_steps
 from tests.tensor_groups import chain_in_group, variants
 
 SHAPES = [(2, 1, 1), (3, 1, 1), (2, 2, 1), (2, 2, 2), (4, 1, 1)]
