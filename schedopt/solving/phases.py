@@ -52,6 +52,7 @@ ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
 WEIGHTS: Final = {
     "general": 6.0,
     "general_cpsat": 2.0,
+    "thinned": 0.25,
     "periodic": 1.0,
     "contiguous_cpsat": 1.0,
     "step": 1.0,

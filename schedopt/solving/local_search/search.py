@@ -203,7 +203,7 @@ class LocalSearch:
                 for worker in workers:
                     # Drawn apart, so that neither goes with some of the drops or starts alone.
                     choice = np.random.default_rng([self.run.seed, number, 1])
-                    k, tables = self._draw_k(open_for, choice), self._tables_of(choice)
+                    k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
                     plan = self.params.schedule(number, steps, self._low(k))
                     self._prepare(worker, starts(number), plan, k)
                     draw = np.random.default_rng([self.run.seed, number])
@@ -223,13 +223,15 @@ class LocalSearch:
         share = NARROWED if best is not None and best.pattern.k > 1 else LONGER
         return open_for[-1 if draw.random() < share else 0]
 
-    def _tables_of(self, draw: np.random.Generator) -> Tables:
+    def _tables_of(self, draw: np.random.Generator, number: int) -> Tables:
         """Return the tables of an annealing, some of which look at less than what is allowed.
 
         What they find is a plan too, and without the others a freedom that does not help would only
-        take time.
+        take time. The first one may use all: with little time there is no other.
         """
         tables, best = self.tables, self.run.best()
+        if number == 0:
+            return tables._replace(sparing=0.0)
         if tables.peak:
             in_sum = best is not None and fits(_read_as_sum(best))
             if draw.random() < (NARROWED if in_sum else READ_BY_SUM):
