@@ -24,8 +24,25 @@ from schedopt.stage import Shard
 from schedopt.systems.list_scheduler import TooManyTasks
 from schedopt.systems.steps import without_updates
 
+MOST_LEFT: Final = 0.75
+"""Of the time of a search, that it may leave where it is worth to be repeated."""
 STEPS_OF_PART: Final = 4
 """That are laid out at least when a part of a fold is searched."""
+
+
+def propose_again(problem: Problem, run: Run) -> Iterator[Plan]:
+    """Yield steps of folds, and look again from other random numbers on while time is left.
+
+    But not where looking took little of it: then there was nothing more to look at.
+    """
+    while not (run.stopped() or run.settled()):
+        had = run.remaining()
+        yield from propose(problem, run)
+        left = run.remaining()
+        if had is None or left is None or left > MOST_LEFT * had:
+            return
+        run = run.fork(run.workers, 1.0)
+        run.seed += 1
 
 
 def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iterator[Plan]:

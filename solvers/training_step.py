@@ -23,6 +23,7 @@ from schedopt.result import Infeasibility
 from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
+from schedopt.solvers.fold_search import propose_again as propose_folds_again
 from schedopt.solvers.grid_steps import propose as propose_steps
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.short_steps import propose as propose_short
@@ -119,14 +120,20 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     _improve(searches, part, SHARE_BEFORE_OTHERS if others else None)
     if own is not None:
         own.improve(engines_s)
-    if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
-        for plan in propose_folds(problem, run):
-            report_valid(plan, run)
     for plan in propose_short(problem, run):
         report_valid(plan, run)
-    if not (all(one.search.is_through for one in searches) or run.stopped()):
+    if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
+        propose = propose_folds_again if _is_through(searches) else propose_folds
+        for plan in propose(problem, run):
+            report_valid(plan, run)
+    if not (_is_through(searches) or run.stopped()):
         # What others did not need.
         _improve(searches[-1:], run.fork(run.workers, 1.0), None)
+
+
+def _is_through(searches: Sequence[StepReports]) -> bool:
+    """Whether more time would be of no use to contiguous stages."""
+    return all(one.search.is_through or one.search.candidates.is_enough() for one in searches)
 
 
 def _least_ns(problem: Problem, searches: Sequence[StepReports]) -> int | None:

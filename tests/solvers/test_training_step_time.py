@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -12,6 +13,7 @@ from schedopt import Chain, Plan, Platform, Problem, check
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers import fold_search, grid_steps, step_reports
 from schedopt.solvers import training_step as solver
+from schedopt.solving.clock import Clock
 from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.run import Run
 from tests.budgets import trials
@@ -53,6 +55,25 @@ def test_folds_without_the_time_for_a_few_steps_are_left_out(
     problem = problem_of(2)
     run = Run(problem, time_limit=time_limit, work_limit=100)
     assert any(fold_search.propose(problem, run)) is (time_limit is None)
+
+
+@pytest.mark.parametrize(("taken_s", "seeds"), [(4.0, [7, 8, 9]), (1.0, [7])])
+def test_folds_are_looked_at_again_where_that_takes_a_while(
+    monkeypatch: pytest.MonkeyPatch, taken_s: float, seeds: list[int]
+) -> None:
+    now, begun = [0.0], []
+
+    def look(_: Problem, run: Run) -> Iterator[Plan]:
+        begun.append(run.seed)
+        now[0] += taken_s
+        return iter(())
+
+    monkeypatch.setattr(fold_search, "propose", look)
+    problem = problem_of(2)
+    run = Run(problem, seed=7)
+    run.clock = Clock(10.0, now=lambda: now[0])
+    assert not [*fold_search.propose_again(problem, run)]
+    assert begun == seeds
 
 
 def test_folds_add_up_the_gradients_of_copies() -> None:
