@@ -30,6 +30,7 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
+from schedopt.solving.clock import Pace
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
@@ -108,7 +109,7 @@ class EngineSearch:
     def __init__(self, problem: Problem, run: Run) -> None:
         assert problem.scope.microbatches is not None
         assert problem.scope.engine is not None
-        self.problem, self.run = problem, run
+        self.problem, self.run, self.pace = problem, run, Pace(run.clock)
         self.count = problem.scope.microbatches
         self.seen: set[tuple[Grid, FirstLayers]] = set()
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
@@ -117,10 +118,7 @@ class EngineSearch:
         self.unseen: list[int] = []
         """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
         self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
-        """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
-
-        The number tells those apart that are as long.
-        """
+        """At least so many ns, and a number, of steps that may fit and take long to be laid out."""
         asked = problem.scope.period_ns
         self._limit = None if asked is None else asked * self.count + 1
         if (known := run.best()) is not None:
@@ -371,8 +369,8 @@ class EngineSearch:
         while self.pending and not self.run.stopped() and most != 0:
             least, _, cuts, begins = heappop(self.pending)
             left = self.run.remaining()
-            has_time = left is None or seconds_of(self.problem, cuts.grid) < left
-            if has_time or self.run.best() is None:
+            has_time = left is None or self.pace() * seconds_of(self.problem, cuts.grid) < left
+            if has_time or (self.run.best() is None and self.run.cutoff() is None):
                 if not self._is_late(least):
                     self._lay_out(cuts, begins, least)
             else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from schedopt.account import traffic
 from schedopt.plan import Plan
+from schedopt.solving.clock import Pace
 from schedopt.solving.replicas.arrays import CLOSE, LAYERED
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out
 from schedopt.solving.run import Run
@@ -51,15 +53,16 @@ class StepReports:
     def follow(self, found: Iterator[Candidate], behind_s: float = 0.0) -> None:
         """Let a search go on; lay out each best step so far, but not all where that takes long.
 
-        Time for the last one is kept for `lay_out_best`, but not all that there is. Perhaps there
-        are some seconds behind the time of the search.
+        Time for the last one is kept for `lay_out_best`, but not all that there is. It takes the
+        longer, the more runs beside it, in this process and in others. Perhaps there are some
+        seconds behind the time of the search.
         """
         clock, whole = self.search.run.clock, self.search.run.remaining()
         most = None if whole is None else MOST_KEPT * max(0.0, whole)
-        kept, ended = 0.0, clock.seconds()
+        kept, ended, pace = 0.0, clock.seconds(), Pace(clock)
         for candidate in found:
             operations = _count_operations(self.search.step, candidate)
-            needed, now = self._each_s * operations, clock.seconds()
+            needed, now = self._each_s * operations * pace(), clock.seconds()
             self.needed_s = needed
             within = max(0.0, needed - behind_s)
             within = within if most is None else min(most, within)
@@ -67,9 +70,9 @@ class StepReports:
             kept, left = within, clock.remaining()
             if now - ended < REST * needed or (left is not None and left < (REST - 1) * needed):
                 continue
+            worked = time.thread_time()
             self._lay_out(candidate)
-            ended = clock.seconds()
-            self._each_s = (ended - now) / operations
+            ended, self._each_s = clock.seconds(), (time.thread_time() - worked) / operations
         clock.shorten(-kept)
 
     def lay_out_best(self) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+SHORT_S: Final = 0.05
+"""A thread that has worked less does not tell yet how long that takes."""
 
 
 class StopHandle(Protocol):
@@ -155,6 +158,21 @@ class Clock:
         """Whether the whole search should stop."""
         late = self._deadline is not None and self._now() >= self._deadline
         return late or self.stop_requested()
+
+
+class Pace:
+    """How much longer the work of a thread takes than it would alone, since this was made there.
+
+    Threads of this process take turns, and other processes want the same cores.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._began, self._worked = clock, clock.seconds(), time.thread_time()
+
+    def __call__(self) -> float:
+        """Return the factor, 1 or more."""
+        worked = time.thread_time() - self._worked
+        return max(1.0, (self._clock.seconds() - self._began) / max(SHORT_S, worked))
 
 
 def _wall_s() -> float:

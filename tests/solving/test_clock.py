@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import permutations
 
@@ -19,7 +20,7 @@ from schedopt import (
     solve,
 )
 from schedopt.solving import Run
-from schedopt.solving.clock import Clock
+from schedopt.solving.clock import Clock, Pace
 from schedopt.solving.incumbent import Incumbent
 from tests.layers import layer
 from tests.solvers.asking import plan_of
@@ -151,3 +152,14 @@ def test_of_equal_periods_fewer_stages_are_better_and_then_fewer_bytes() -> None
     known.offer(ranked[2], "")
     known.offer(ranked[1], "")
     assert known.plan is ranked[1]
+
+
+def test_work_takes_longer_next_to_others() -> None:
+    """Here two seconds pass for each that the thread works: a clock that goes twice as fast."""
+    pace = Pace(Clock(now=lambda: 2 * time.thread_time()))
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+    assert 1.9 < pace() < 2.1
+    # One that has worked for no time does not tell yet, and none is faster than alone.
+    assert Pace(Clock(now=lambda: 0.0))() == 1.0
