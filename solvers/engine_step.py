@@ -23,21 +23,18 @@ from typing import Final
 
 import numpy as np
 
-from schedopt.account import fits
 from schedopt.engine import stage_begins
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
-from schedopt.solving.clock import Pace
+from schedopt.solving.engine_answers import EngineAnswers
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid, grids_of
-from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
 from schedopt.solving.engine_order import EngineOrder
 from schedopt.solving.engine_seeds import find_seeds, start_from
 from schedopt.solving.engine_shape import RISE, EngineShape
-from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
 
@@ -45,16 +42,8 @@ MOST_CUTS: Final = 2_000
 """Cuts of one shape that are all looked at; for more CP-SAT is asked."""
 SHARE_OF_SEARCH: Final = 0.5
 """Of the time, for neighbours of good cuts."""
-SHARE_OF_SEEDS: Final = 0.8
+SHARE_OF_SEEDS: Final = 0.3
 """Of that, for cuts near the balanced ones of all grids."""
-SHARE_OF_PROOF: Final = 0.85
-"""Of what is left then, for CP-SAT; the rest is for laying steps out that take long."""
-FIRST_PENDING: Final = 2
-"""Of the steps that take long, those that are spelled out before shorter ones are looked for."""
-CLOSE: Final = 1000
-"""A fold that is longer than its bound by at most such a part is not spelled out."""
-QUICK_S: Final = 0.5
-"""Steps that are laid out in less are laid out at once."""
 TURN_S: Final = 0.5
 """How long the cuts of one shape are parted before another one may be looked at."""
 NEAR: Final = 1.05
@@ -109,88 +98,72 @@ class EngineSearch:
     def __init__(self, problem: Problem, run: Run) -> None:
         assert problem.scope.microbatches is not None
         assert problem.scope.engine is not None
-        self.problem, self.run, self.pace = problem, run, Pace(run.clock)
+        self.problem, self.run = problem, run
         self.count = problem.scope.microbatches
-        self.seen: set[tuple[Grid, FirstLayers]] = set()
+        self.answers = EngineAnswers(problem, run)
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
         self.shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
         self._generator = np.random.default_rng(run.seed)
-        self.unseen: list[int] = []
-        """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
-        self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
-        """At least so many ns, and a number, of steps that may fit and take long to be laid out."""
-        asked = problem.scope.period_ns
-        self._limit = None if asked is None else asked * self.count + 1
-        if (known := run.best()) is not None:
-            self._limit = known.pattern.period_total_ns
-        # The least that another order of transfers might give of a cut that was laid out.
-        self.open: int | None = None
-
-    @property
-    def limit(self) -> int | None:
-        """A step of this length or more, ns, is of no use."""
-        limits = [limit for limit in (self._limit, self.run.cutoff()) if limit is not None]
-        return min(limits, default=None)
 
     def run_all(self, others: Sequence[EngineShape] = ()) -> None:
         """Search the shapes, those first that may have the shortest steps; then refute them."""
+        answers = self.answers
         clock = self.run.fork(self.run.workers, SHARE_OF_SEARCH)
         self.seed(clock.fork(clock.workers, SHARE_OF_SEEDS), others)
         shapes = self._search(clock)
-        self._lay_out_pending(FIRST_PENDING)
-        self._refute(shapes, self.run.fork(self.run.workers, SHARE_OF_PROOF))
-        self._lay_out_pending()
+        answers.lay_out_pending(1)
+        self._refute(shapes)
+        while answers.pending and not self.run.stopped():
+            answers.lay_out_pending()
+            self._refute(shapes)
         self._conclude(shapes)
 
     def seed(self, clock: Run, others: Sequence[EngineShape] = ()) -> None:
         """Look for good cuts near balanced ones, and near the best of shapes of another engine."""
         start_from(others, self.shapes, clock)
         waiting: list[EngineShape] = []
-        for shape in find_seeds(self.shapes, clock, self._is_late, self._generator):
-            if self.limit is None:
-                self._try(shape.cuts, shape.best[1])
+        for shape in find_seeds(self.shapes, clock, self.answers.is_hopeless, self._generator):
+            if self.answers.limit is None:
+                self.answers.offer(shape.cuts, shape.best[1])
             waiting.append(shape)
         # Behind a shorter one the others need not be laid out.
         for shape in sorted(waiting, key=lambda shape: shape.known_ns):
-            self._try(shape.cuts, shape.best[1])
-        self._lay_out_pending(FIRST_PENDING)
+            self.answers.offer(shape.cuts, shape.best[1])
+        self.answers.lay_out_pending(1)
 
     def _search(self, clock: Run) -> list[EngineShape]:
         """Go from good cuts of each shape to better ones, the shape with the least bound first.
 
         Return the shapes that may still have better ones.
         """
+        answers = self.answers
         waiting = [(shape.low, number, shape) for number, shape in enumerate(self.shapes)]
         heapify(waiting)
         searched: list[EngineShape] = []
-        while waiting:
-            if self.run.stopped() and self._has_answer():
+        while waiting and not answers.is_hopeless(waiting[0][0]):
+            if self.run.stopped() and answers.exist:
                 break
             low, number, shape = heappop(waiting)
-            if self._is_late(low):
-                continue
             if not shape.is_tabulated:
                 shape.is_tabulated = True
-                shape.tabulate(self.limit)
+                shape.tabulate(answers.hoped)
                 if shape.is_open:
                     heappush(waiting, (shape.low, number, shape))
                 continue
-            if not searched and self.limit is None:
+            if not searched and answers.limit is None:
                 # All others are longer.
                 self._report_bound(low, ProofKind.ENGINE_PATHS)
             searched.append(shape)
-            if not (clock.stopped() and self._has_answer()):
+            if not (clock.stopped() and answers.exist):
                 if shape.grows:
                     self._grow(shape, clock, turn_s=0)
-                if shape.is_open and not self._is_late(shape.low):
+                if shape.is_open and not answers.is_hopeless(shape.low):
                     for start in shape.best_starts():
                         self._descend(shape, start)
+        waiting = [row for row in waiting if not answers.is_late(row[0])]
         left = [*searched, *(shape for *_, shape in waiting if shape.is_tabulated)]
-        self.unseen += [low for low, _, shape in waiting if not shape.is_tabulated]
+        answers.unseen += [low for low, _, shape in waiting if not shape.is_tabulated]
         return left
-
-    def _has_answer(self) -> bool:
-        return bool(self.pending) or self.limit is not None
 
     def _bounded_grids(self) -> Iterator[tuple[int, Grid]]:
         """Yield grids that may hold the weights, with what no step on them is shorter than, ns."""
@@ -220,13 +193,17 @@ class EngineSearch:
         self.orders[key] = cuts.order
         return EngineShape(cuts, low)
 
-    def _refute(self, shapes: list[EngineShape], run: Run) -> None:
-        """Compare the cuts of the shape whose bound is least, or ask CP-SAT, again and again."""
-        reported, turns = 0, False
-        while not run.stopped() and not run.settled():
+    def _refute(self, shapes: list[EngineShape]) -> None:
+        """Compare the cuts of the shape whose bound is least, or ask CP-SAT, again and again.
+
+        Until there is just time to lay out the step that waits for that.
+        """
+        reported, turns, run, answers = 0, False, self.run, self.answers
+        while not run.stopped() and not run.settled() and not answers.is_time():
             for shape in shapes:
-                shape.is_open &= not self._is_late(shape.low)
+                shape.is_open &= not answers.is_late(shape.low)
             left = [shape for shape in shapes if shape.is_open]
+            left = [shape for shape in left if not answers.is_hopeless(shape.low)]
             if not left:
                 return
             shape = min(left, key=lambda shape: shape.low)
@@ -251,41 +228,37 @@ class EngineSearch:
     def _grow(self, shape: EngineShape, run: Run, turn_s: float = TURN_S) -> None:
         """Part the cuts of a shape by how many layers ranks and stages have, for a while."""
         end = perf_counter() + turn_s
-        while shape.grows and shape.is_open and not self._is_late(shape.low):
-            for begins in shape.grow(self.limit, run.stopped):
-                self._try(shape.cuts, begins)
+        while shape.grows and shape.is_open and not self.answers.is_hopeless(shape.low):
+            for begins in shape.grow(self.answers.hoped, run.stopped):
+                self.answers.offer(shape.cuts, begins)
             if perf_counter() >= end or run.stopped():
                 return
 
     def _ask(self, shape: EngineShape, run: Run) -> None:
         """Look for a shorter cut of a shape, or refute that there is one."""
-        goal = shape.next_goal(self.limit)
-        known, begins = shape.model(self.limit, goal).ask(goal, run, shape.most_s)
+        limit = self.answers.hoped
+        goal = shape.next_goal(limit)
+        known, begins = shape.model(limit, goal).ask(goal, run, shape.most_s)
         if not known:
             shape.give_more_time(goal)
         elif begins is None:
             shape.refuted(goal)
         else:
             length = shape.learn(begins)
-            self._try(shape.cuts, begins)
-            if self.limit is None or length < NEAR * self.limit:
+            self.answers.offer(shape.cuts, begins)
+            if limit is None or length < NEAR * limit:
                 self._descend(shape, begins)
 
     def _least(self, shapes: list[EngineShape]) -> int | None:
         """Return what no step is shorter than, ns, as far as it is known; None if there is none."""
-        lengths = [shape.low for shape in shapes if shape.is_open] + self._left_ns
-        if self.open is not None:
-            lengths.append(self.open)
+        lengths = [shape.low for shape in shapes if shape.is_open] + self.answers.left_ns
+        if self.answers.open is not None:
+            lengths.append(self.answers.open)
         if (best := self.run.best()) is not None:
             lengths.append(best.pattern.period_total_ns)
         if (cutoff := self.run.cutoff()) is not None:
             lengths.append(cutoff)
         return min(lengths, default=None)
-
-    @property
-    def _left_ns(self) -> list[int]:
-        """What steps are not shorter than that were not looked at, or not laid out, ns."""
-        return [*self.unseen, *(least for least, *_ in self.pending)]
 
     @property
     def _speaks_of_all(self) -> bool:
@@ -304,7 +277,9 @@ class EngineSearch:
         if not self._speaks_of_all:
             self.run.leave_out("only the first GPUs were looked at, in the given order")
             return
-        if any(shape.is_open for shape in shapes) or not all(map(self._is_late, self._left_ns)):
+        if any(shape.is_open for shape in shapes) or not all(
+            map(self.answers.is_late, self.answers.left_ns)
+        ):
             self.run.leave_out("not every cut was looked at")
             return
         least = self._least(shapes)
@@ -312,7 +287,7 @@ class EngineSearch:
             self._report_bound(least, ProofKind.ENGINE_PATHS)
         elif best is not None and least is not None:
             self._report_bound(least, ProofKind.ENGINE_CUTS)
-        elif self.open is not None:
+        elif self.answers.open is not None:
             self.run.leave_out("another order of transfers might be as short as asked")
         else:
             none_fits, short = ProofKind.NO_ENGINE_CUT, ProofKind.NO_SHORT_ENGINE_CUT
@@ -323,81 +298,13 @@ class EngineSearch:
 
     def _descend(self, shape: EngineShape, here: FirstLayers) -> None:
         """Go from a cut to better neighbours, as long as there are any."""
-        self._try(shape.cuts, shape.descend(here, self.run.stopped))
+        self.answers.offer(shape.cuts, shape.descend(here, self.run.stopped))
 
     def _compare_all(self, shape: EngineShape) -> bool:
         """Lay out all cuts that may be better if they are few; return whether none is left."""
-        cuts = shape.cuts
-        if cuts.count_cuts() > MOST_CUTS or self._is_long(cuts.grid):
+        cuts, answers = shape.cuts, self.answers
+        if cuts.count_cuts() > MOST_CUTS or answers.is_long(cuts.grid):
             return False
-        for begins in sorted(cuts.promising(self.limit, self.run.stopped), key=cuts.bound):
-            self._try(cuts, begins)
+        for begins in sorted(cuts.promising(answers.limit, self.run.stopped), key=cuts.bound):
+            answers.offer(cuts, begins)
         return not self.run.stopped()
-
-    def _is_long(self, grid: Grid) -> bool:
-        """Whether it takes long to spell out a step on a grid."""
-        return seconds_of(self.problem, grid) > QUICK_S
-
-    def _try(self, cuts: EngineCuts, begins: FirstLayers) -> None:
-        """Lay out a step, once, and report it if it is better and fits; later if it takes long."""
-        key = cuts.grid, begins
-        if key in self.seen or (self.run.stopped() and self._has_answer()):
-            return
-        if self._is_late(cuts.bound(begins)) or not cuts.may_fit(begins):
-            return
-        least = cuts.schedule_bound(begins)
-        if self._is_late(least):
-            return
-        self.seen.add(key)
-        if not self._is_long(cuts.grid):
-            self._lay_out(cuts, begins, least)
-            return
-        length = None
-        if find_fold(self.problem, cuts.grid) > 1:
-            length = self._lay_out(cuts, begins, least, folded=True)
-        near = length is not None and length - least <= least // CLOSE
-        if is_spelled_out(self.problem, cuts.grid) and not near:
-            heappush(self.pending, (least, len(self.seen), cuts, begins))
-            if self.run.best() is None:
-                self._lay_out_pending(1)
-
-    def _lay_out_pending(self, most: int | None = None) -> None:
-        """Spell out steps that take long, the shortest first, as far as there is time.
-
-        Up to one that is no shorter, or so many.
-        """
-        while self.pending and not self.run.stopped() and most != 0:
-            least, _, cuts, begins = heappop(self.pending)
-            left = self.run.remaining()
-            has_time = left is None or self.pace() * seconds_of(self.problem, cuts.grid) < left
-            if has_time or (self.run.best() is None and self.run.cutoff() is None):
-                if not self._is_late(least):
-                    self._lay_out(cuts, begins, least)
-            else:
-                self.unseen.append(least)
-            most = None if most is None else most - 1
-
-    def _lay_out(
-        self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
-    ) -> int | None:
-        """Lay out a step, and report it if it is better and fits; return its length then, ns."""
-        plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
-        length = plan.pattern.period_total_ns
-        has_room = fits(plan)
-        # Without what waits a fold fits as far as it is known, and looking anew takes long.
-        if not has_room and not folded:
-            if not fits(plan, buffers=False):
-                return None
-            has_room = not check_sent_late(plan)[1]
-        if least < length or not has_room:
-            self.open = least if self.open is None else min(self.open, least)
-        if not has_room:
-            return None
-        if not self._is_late(length):
-            self.run.report(plan)
-            self._limit = length
-        return length
-
-    def _is_late(self, length: int) -> bool:
-        """Whether a step of a length is of no use."""
-        return self.limit is not None and length >= self.limit

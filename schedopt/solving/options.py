@@ -17,7 +17,7 @@ from schedopt.solving.clock import StopHandle
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.phases import ENGINE_SOLVER, REPLICATED_SOLVER, TRAINING_SOLVER
 from schedopt.solving.registry import PARTITIONED, SOLVERS
-from schedopt.solving.run import Progress, Run, no_cutoff
+from schedopt.solving.run import Hopes, Progress, Run, no_cutoff
 from schedopt.validation import as_whole, show
 
 MOST_WORKERS: Final = 4096
@@ -36,6 +36,7 @@ def make_run(
     stop: StopHandle | None,
     on_progress: Callable[[Progress], None] | None,
     cutoff: Callable[[], int | None] = no_cutoff,
+    hopes: Hopes | None = None,
 ) -> Run:
     """Return a run with the options of `solve`; `InputError` names the one that is wrong."""
     if on_progress is not None and not callable(on_progress):
@@ -58,6 +59,7 @@ def make_run(
         stop=stop,
         on_progress=on_progress,
         cutoff=cutoff,
+        hopes=hopes,
     )
 
 

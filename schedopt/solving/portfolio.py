@@ -28,7 +28,7 @@ from schedopt.solving.phases import (
     what_if_phases,
 )
 from schedopt.solving.registry import load_solver
-from schedopt.solving.run import Progress, Run, no_cutoff
+from schedopt.solving.run import Hopes, Progress, Run, no_cutoff
 from schedopt.validation import as_ratio
 from schedopt.version import __version__
 
@@ -64,8 +64,9 @@ def solve_problem(
     stop: StopHandle | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cutoff: Callable[[], int | None] = no_cutoff,
+    hopes: Hopes | None = None,
 ) -> Result:
-    """Solve a problem: see `solve` for parameters and errors, and `Run` for `cutoff`."""
+    """Solve a problem: see `solve` for parameters and errors, `Run` for `cutoff` and `hopes`."""
     refuse_solver(problem, solver)
     plan = initial.plan if isinstance(initial, Result) else initial
     check_kind(solver, str, "solver", "Give the name of a solver")
@@ -80,6 +81,7 @@ def solve_problem(
         stop=stop,
         on_progress=on_progress,
         cutoff=cutoff,
+        hopes=hopes,
     )
     with stopping_first(run.stop):
         portfolio = _Portfolio(problem, run, solver)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -86,6 +86,33 @@ def no_cutoff() -> None:
     """Say that steps of any length are of use."""
 
 
+class Hopes:
+    """How short steps may be that take long to be laid out, of searches side by side.
+
+    Parameters
+    ----------
+    known : dict of Hashable to int
+        Of each search, ns: shared by all.
+    own : Hashable
+        Which of them this one is.
+    """
+
+    def __init__(self, known: dict[Hashable, int] | None = None, own: Hashable = None) -> None:
+        self._known, self._own = {} if known is None else known, own
+
+    def tell(self, step: int | None) -> None:
+        """Say how short a step of this search may be, ns; None: nothing is known."""
+        if step is None:
+            self._known.pop(self._own, None)
+        else:
+            self._known[self._own] = step
+
+    def beside(self) -> int | None:
+        """Return how short a step of the others may be, ns; None: nothing is known."""
+        every = [*self._known.items()]
+        return min((step for key, step in every if key != self._own), default=None)
+
+
 class Run:
     """What a solver is given with its problem, and where it reports.
 
@@ -109,6 +136,8 @@ class Run:
     cutoff : callable, optional
         Says from which length on, ns, a step is of no use, since a shorter one is known of another
         problem; None: none is known.
+    hopes : Hopes, optional
+        Of searches beside this one.
 
     Attributes
     ----------
@@ -132,13 +161,14 @@ class Run:
         stop: StopHandle | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         cutoff: Callable[[], int | None] = no_cutoff,
+        hopes: Hopes | None = None,
     ) -> None:
         self.scope, self.variants = problem.scope, problem.variants
         self.seed, self.workers, self.work_limit = seed, workers, work_limit
         self.clock = Clock(time_limit, handle=stop)
         self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
-        self.cutoff = cutoff
+        self.cutoff, self.hopes = cutoff, hopes or Hopes()
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:

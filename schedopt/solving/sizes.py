@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from fractions import Fraction
@@ -19,7 +19,7 @@ from schedopt.profile import Profile
 from schedopt.result import Result, SizeResult
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.portfolio import solve_problem
-from schedopt.solving.run import Progress
+from schedopt.solving.run import Hopes, Progress
 from schedopt.validation import as_ratio
 
 POLL_S: Final = 0.05
@@ -124,6 +124,7 @@ class _Sizes:
         self.results: dict[int, Result] = {}
         self.initial: Plan | None = None
         self._steps: dict[int, Fraction] = {}
+        self._hopes: dict[Hashable, int] = {}
         self._telling = threading.Lock()
 
     def solve(self, problems: Sequence[Problem], limit: float | None) -> Result:
@@ -160,6 +161,7 @@ class _Sizes:
             stop=handle,
             on_progress=watch,
             cutoff=lambda: self._shortest_of_others(samples),
+            hopes=Hopes(self._hopes, samples),
             **self.options,
         )
 

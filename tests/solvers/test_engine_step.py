@@ -28,6 +28,7 @@ from schedopt.account import fits
 from schedopt.engine import Engine, why_not_stages
 from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
+from schedopt.solving import engine_answers
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_shape import EngineShape
@@ -165,8 +166,8 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
         chain=Chain(layers=layers), platform=Platform(2, 100), scope=asked("torch", 2)
     )
     # There is time for the first one alone.
-    monkeypatch.setattr(engine_step_solver, "QUICK_S", -1)
-    monkeypatch.setattr(engine_step_solver, "seconds_of", lambda problem, grid: 1e9)
+    monkeypatch.setattr(engine_answers, "QUICK_S", -1)
+    monkeypatch.setattr(engine_answers, "seconds_of", lambda problem, grid: 1e9)
     run = Run(problem, time_limit=60)
     engine_step_solver.solve(problem, run)
     bound, least = run.bound(problem.scope), shortest(problem, "torch")[0]

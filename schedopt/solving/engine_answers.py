@@ -1,0 +1,171 @@
+"""The steps of cuts for an engine: laid out, reported, or waiting for that where it takes long."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final
+
+from schedopt.account import fits
+from schedopt.problem import Problem
+from schedopt.solving.clock import Pace
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
+from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.run import Run
+
+CLOSE: Final = 1000
+"""A fold that is longer than its bound by at most such a part is not spelled out."""
+QUICK_S: Final = 0.5
+"""Steps that are laid out in less are laid out at once."""
+HOPE: Final = 500
+"""A step that waits may turn out longer by such a part of itself: what is longer is not sought."""
+
+
+class EngineAnswers:
+    """The best step of an engine so far, and those that wait to be laid out.
+
+    Parameters
+    ----------
+    problem : Problem
+    run : Run
+    """
+
+    def __init__(self, problem: Problem, run: Run) -> None:
+        self.problem, self.run, self.pace = problem, run, Pace(run.clock)
+        self.seen: set[tuple[Grid, FirstLayers]] = set()
+        self.unseen: list[int] = []
+        """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
+        self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
+        """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
+
+        The number tells those apart that are as long.
+        """
+        asked, count = problem.scope.period_ns, problem.scope.microbatches or 1
+        self._limit = None if asked is None else asked * count + 1
+        if (known := run.best()) is not None:
+            self._limit = known.pattern.period_total_ns
+        self.open: int | None = None
+        """The least that another order of transfers might give of a cut that was laid out, ns."""
+
+    @property
+    def limit(self) -> int | None:
+        """A step of this length or more, ns, is of no use."""
+        limits = [limit for limit in (self._limit, self.run.cutoff()) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def hoped(self) -> int | None:
+        """The limit, ns, as it will be when what waits, here or beside, is laid out, or more."""
+        expected = [least for least, *_ in self.pending[:1]]
+        if (beside := self.run.hopes.beside()) is not None:
+            expected.append(beside)
+        limits = [least + least // HOPE for least in expected]
+        if (limit := self.limit) is not None:
+            limits.append(limit)
+        return min(limits, default=None)
+
+    def is_late(self, length: int) -> bool:
+        """Whether a step of a length, ns, is of no use."""
+        limit = self.limit
+        return limit is not None and length >= limit
+
+    def is_hopeless(self, length: int) -> bool:
+        """Whether a step of a length, ns, is not looked for as long as shorter ones wait."""
+        hoped = self.hoped
+        return hoped is not None and length >= hoped
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are any."""
+        return bool(self.pending) or self.limit is not None
+
+    @property
+    def left_ns(self) -> list[int]:
+        """What steps are not shorter than that were not looked at, or not laid out, ns."""
+        return [*self.unseen, *(least for least, *_ in self.pending)]
+
+    def is_long(self, grid: Grid) -> bool:
+        """Whether it takes long to spell out a step on a grid."""
+        return seconds_of(self.problem, grid) > QUICK_S
+
+    def is_time(self) -> bool:
+        """Whether there is just time for the shortest step that waits to be laid out."""
+        left = self.run.remaining()
+        if left is None or not self.pending:
+            return False
+        least, _, cuts, _ = self.pending[0]
+        beside = self.run.hopes.beside()
+        is_wanted = not self.is_late(least) and (beside is None or least < beside)
+        return is_wanted and left <= 2 * seconds_of(self.problem, cuts.grid)
+
+    def offer(self, cuts: EngineCuts, begins: FirstLayers) -> None:
+        """Lay out a step, once, and report it if it is better and fits; later if it takes long."""
+        key = cuts.grid, begins
+        if key in self.seen or (self.run.stopped() and self.exist):
+            return
+        if self.is_late(cuts.bound(begins)) or not cuts.may_fit(begins):
+            return
+        least = cuts.schedule_bound(begins)
+        if self.is_late(least):
+            return
+        self.seen.add(key)
+        if not self.is_long(cuts.grid):
+            self._lay_out(cuts, begins, least)
+            return
+        length = None
+        if find_fold(self.problem, cuts.grid) > 1:
+            length = self._lay_out(cuts, begins, least, folded=True)
+        near = length is not None and length - least <= least // CLOSE
+        if is_spelled_out(self.problem, cuts.grid) and not near:
+            heappush(self.pending, (least, len(self.seen), cuts, begins))
+            self._tell()
+            if self.limit is None:
+                self.lay_out_pending(1)
+
+    def _tell(self) -> None:
+        """Tell those who search beside how short a step may be here."""
+        known = [least for least, *_ in self.pending[:1]]
+        known += [] if self._limit is None or self.run.best() is None else [self._limit]
+        self.run.hopes.tell(min(known, default=None))
+
+    def lay_out_pending(self, most: int | None = None) -> None:
+        """Spell out steps that take long, the shortest first, as far as there is time.
+
+        Up to one that is no shorter, or so many. Where a shorter one waits beside, only at the end.
+        """
+        while self.pending and not self.run.stopped() and most != 0:
+            beside = self.run.hopes.beside()
+            if most is not None and beside is not None and beside < self.pending[0][0]:
+                return
+            least, _, cuts, begins = heappop(self.pending)
+            left = self.run.remaining()
+            has_time = left is None or self.pace() * seconds_of(self.problem, cuts.grid) < left
+            if has_time or (self.run.best() is None and self.run.cutoff() is None):
+                if not self.is_late(least):
+                    self._lay_out(cuts, begins, least)
+            else:
+                self.unseen.append(least)
+            self._tell()
+            most = None if most is None else most - 1
+
+    def _lay_out(
+        self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
+    ) -> int | None:
+        """Lay out a step, and report it if it is better and fits; return its length then, ns."""
+        plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
+        length = plan.pattern.period_total_ns
+        has_room = fits(plan)
+        # Without what waits a fold fits as far as it is known, and looking anew takes long.
+        if not has_room and not folded:
+            if not fits(plan, buffers=False):
+                return None
+            has_room = not check_sent_late(plan)[1]
+        if least < length or not has_room:
+            self.open = least if self.open is None else min(self.open, least)
+        if not has_room:
+            return None
+        if not self.is_late(length):
+            self.run.report(plan)
+            self._limit = length
+        return length

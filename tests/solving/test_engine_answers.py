@@ -1,0 +1,71 @@
+"""Steps of an engine that wait to be laid out, here and beside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+
+from schedopt import Chain, Layer, Platform, Problem, Scope
+from schedopt.solving import engine_answers
+from schedopt.solving.engine_answers import EngineAnswers
+from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_grid import Grid
+from schedopt.solving.run import Hopes, Run
+
+LAYER = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1, saved_bytes=1)
+PROBLEM = Problem(
+    chain=Chain(layers=(LAYER,) * 4),
+    platform=Platform(2, 100),
+    scope=Scope(allocation="general", max_k=None, memory="peak", microbatches=4, engine="torch"),
+)
+CUTS = EngineCuts(PROBLEM, Grid(ranks=2, chunks=1))
+BALANCED = (0, 2)
+# Four micro-batches, and one more of the fill and the drain, of two layers each.
+STEP_NS = 5 * 2 * 3000
+
+
+@pytest.fixture(autouse=True)
+def _every_step_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_answers, "QUICK_S", -1)
+
+
+def test_the_first_step_is_laid_out_at_once_and_a_better_one_waits() -> None:
+    answers = EngineAnswers(PROBLEM, Run(PROBLEM))
+    answers.offer(CUTS, (0, 1))
+    assert answers.limit is not None
+    assert answers.limit > STEP_NS
+    answers.offer(CUTS, BALANCED)
+    assert answers.left_ns == [STEP_NS]
+    assert answers.limit > STEP_NS
+    answers.lay_out_pending()
+    assert answers.limit == STEP_NS
+    assert answers.left_ns == []
+
+
+def test_while_a_step_waits_only_clearly_shorter_ones_or_ones_about_as_long_are_sought() -> None:
+    answers = EngineAnswers(PROBLEM, Run(PROBLEM))
+    answers.offer(CUTS, (0, 1))
+    answers.offer(CUTS, BALANCED)
+    assert answers.hoped == STEP_NS + STEP_NS // 500
+    assert answers.is_hopeless(answers.hoped)
+    assert not answers.is_late(answers.hoped)
+    assert not answers.is_hopeless(answers.hoped - 1)
+
+
+def test_where_a_shorter_step_waits_beside_a_step_is_laid_out_only_at_the_end() -> None:
+    known: dict[Hashable, int] = {}
+    run, beside = Run(PROBLEM, hopes=Hopes(known, "own")), Hopes(known, "other")
+    assert run.hopes.beside() is None
+    beside.tell(STEP_NS - 1)
+    answers = EngineAnswers(PROBLEM, run)
+    answers.offer(CUTS, BALANCED)
+    answers.lay_out_pending(1)
+    assert run.best() is None
+    assert beside.beside() == STEP_NS
+    answers.lay_out_pending()
+    best = run.best()
+    assert best is not None
+    assert best.pattern.period_total_ns == STEP_NS
+    beside.tell(None)
+    assert run.hopes.beside() is None
