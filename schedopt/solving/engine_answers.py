@@ -132,11 +132,11 @@ class EngineAnswers:
     def lay_out_pending(self, most: int | None = None) -> None:
         """Spell out steps that take long, the shortest first, as far as there is time.
 
-        Up to one that is no shorter, or so many. Where a shorter one waits beside, only at the end.
+        Up to one that is no shorter, or so many: of these none that is hardly shorter than what is
+        known, or longer than what waits beside. They are left for the end.
         """
         while self.pending and not self.run.stopped() and most != 0:
-            beside = self.run.hopes.beside()
-            if most is not None and beside is not None and beside < self.pending[0][0]:
+            if most is not None and not self._is_clearly_shorter(self.pending[0][0]):
                 return
             least, _, cuts, begins = heappop(self.pending)
             left = self.run.remaining()
@@ -148,6 +148,13 @@ class EngineAnswers:
                 self.unseen.append(least)
             self._tell()
             most = None if most is None else most - 1
+
+    def _is_clearly_shorter(self, least: int) -> bool:
+        """Whether a step that may take so long, ns, is worth to be laid out before the end."""
+        beside, limit = self.run.hopes.beside(), self.limit
+        if beside is not None and beside < least:
+            return False
+        return limit is None or least + least // HOPE < limit
 
     def _lay_out(
         self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False

@@ -53,6 +53,18 @@ def test_while_a_step_waits_only_clearly_shorter_ones_or_ones_about_as_long_are_
     assert not answers.is_hopeless(answers.hoped - 1)
 
 
+def test_a_step_that_is_hardly_shorter_waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = EngineAnswers(PROBLEM, Run(PROBLEM))
+    answers.offer(CUTS, (0, 1))
+    answers.offer(CUTS, BALANCED)
+    monkeypatch.setattr(engine_answers, "HOPE", 1)
+    answers.lay_out_pending(1)
+    assert answers.left_ns == [STEP_NS]
+    monkeypatch.setattr(engine_answers, "HOPE", 500)
+    answers.lay_out_pending(1)
+    assert answers.limit == STEP_NS
+
+
 def test_where_a_shorter_step_waits_beside_a_step_is_laid_out_only_at_the_end() -> None:
     known: dict[Hashable, int] = {}
     run, beside = Run(PROBLEM, hopes=Hopes(known, "own")), Hopes(known, "other")
