@@ -142,7 +142,21 @@ class _Portfolio:
         if impossible is not None:
             # What is quick may still say which memory would do.
             return not phase.weight and impossible.least_memory_bytes is None
-        return not run.settled() and not run.settled(phase.problem.scope)
+        settled = run.settled() or run.settled(phase.problem.scope)
+        return not settled or self._may_need_fewer(phase)
+
+    def _may_need_fewer(self, phase: Phase) -> bool:
+        """Whether a phase may find a plan as fast as the best in little time, of fewer stages."""
+        best, layers = self.run.best(), self.problem.chain.layers
+        if phase.solvers != ("contiguous",) or phase.problem.scope.period_ns is not None:
+            return False
+        if best is None or best.pattern.k > 1:
+            return False
+        work = min(
+            sum(gpu.duration_ns(layer.forward_ns + layer.backward_ns) for layer in layers)
+            for gpu in set(self.problem.platform.gpus)
+        )
+        return work <= (len(best.stages) - 1) * best.pattern.period
 
     def _has_time(self, phase: Phase, share: float) -> bool:
         """Whether a phase has time enough, or may take what it needs."""
