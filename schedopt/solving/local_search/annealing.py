@@ -25,7 +25,8 @@ from schedopt.solving.local_search import moves
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.moves import Draw, below
 from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
-from schedopt.solving.local_search.placing import measure, place, take_out
+from schedopt.solving.local_search.penalty import excess_of_load
+from schedopt.solving.local_search.placing import measure, place, place_row, take_out
 from schedopt.solving.local_search.state import (
     AT_FORWARD,
     GPU,
@@ -81,40 +82,60 @@ class Schedule(NamedTuple):
 
 
 @njit_inline
-def _copy_row(source: State, target: State, row: int) -> None:
-    for column in range(AT_FORWARD + PLACES * source.counts[MICRO_BATCHES]):
-        target.row[row, column] = source.row[row, column]
-    target.overlap[row] = source.overlap[row]
-    target.average[row] = source.average[row]
+def _copy_choice(source: State, target: State, first: int, stages: int) -> None:
+    """Copy what is chosen for stages from a row on, and what follows for each on its own."""
+    for row in range(first, stages):
+        for column in range(MARK):
+            target.row[row, column] = source.row[row, column]
+    for number in range(HOLDS):
+        target.counts[number] = source.counts[number]
 
 
 @njit_inline
-def _save(s: State, o: State, row: int) -> None:
-    """Keep what a move from a row on may change."""
-    stages = s.counts[STAGES]
-    for changed in range(row, stages):
-        _copy_row(s, o, changed)
+def _copy_places(source: State, target: State, first: int, stages: int) -> None:
+    """Copy where stages from a row on are placed."""
+    for row in range(first, stages):
+        for column in range(MARK, AT_FORWARD + PLACES * source.counts[MICRO_BATCHES]):
+            target.row[row, column] = source.row[row, column]
+        target.overlap[row] = source.overlap[row]
+        target.average[row] = source.average[row]
+
+
+@njit_inline
+def _save_places(s: State, o: State, row: int) -> None:
+    """Keep where stages were placed before a move from a row on, which chose but placed nothing."""
+    _copy_places(s, o, row, o.counts[STAGES])
     for item in range(s.row[row, MARK], s.counts[TOP]):
         for column in range(3):
             o.line[item, column] = s.line[item, column]
-    for number in range(HOLDS):
-        o.counts[number] = s.counts[number]
 
 
 @njit_inline
-def _restore(s: State, o: State, row: int) -> None:
-    """Undo a move from a row on."""
+def _restore_places(s: State, o: State, row: int) -> None:
+    """Undo what was placed from a row on."""
     take_out(s, row)
-    stages = o.counts[STAGES]
-    for changed in range(row, stages):
-        _copy_row(o, s, changed)
+    _copy_places(o, s, row, o.counts[STAGES])
     for item in range(s.counts[TOP], o.counts[TOP]):
         for column in range(3):
             s.line[item, column] = o.line[item, column]
         s.line[item, NEXT] = s.first[o.line[item, WHERE]]
         s.first[o.line[item, WHERE]] = item
-    for number in range(HOLDS):
-        s.counts[number] = o.counts[number]
+    s.counts[TOP], s.counts[PLACED] = o.counts[TOP], o.counts[PLACED]
+
+
+@njit_inline
+def _is_where_it_was(s: State, o: State, row: int) -> bool:
+    """Whether a stage that changed its order alone lies where it did: so do those behind, then.
+
+    Only if all of it has a place: what has none is at its wish, and occupies nothing.
+    """
+    before = s.overlap[row - 1] if row > 0 else 0.0
+    if s.overlap[row] != before or o.overlap[row] != before:
+        return False
+    for column in range(AT_FORWARD, AT_FORWARD + PLACES * s.counts[MICRO_BATCHES]):
+        if s.row[row, column] != o.row[row, column]:
+            return False
+    return True
 
 
 @njit_kernel
@@ -128,10 +149,8 @@ def copy_recompute(source: State, target: State) -> None:
 def keep(t: Tables, s: State, best: State) -> None:
     """Copy what is chosen and where it is placed."""
     stages = s.counts[STAGES]
-    for number in range(HOLDS):
-        best.counts[number] = s.counts[number]
-    for row in range(stages):
-        _copy_row(s, best, row)
+    _copy_choice(s, best, 0, stages)
+    _copy_places(s, best, 0, stages)
     copy_recompute(s, best)
 
 
@@ -140,7 +159,8 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
     s.counts[PERIOD] = period
-    return place(t, s, s.counts[PLACED], limit)
+    excess = excess_of_load(t, s)
+    return place(t, s, s.counts[PLACED], limit) if excess <= limit else excess
 
 
 @njit_paste
@@ -264,20 +284,33 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
         row = _draw_row(s, worst, draw)
         kind = _draw_kind(t, s, draw)
         first = _first_row(s, row, kind)
-        _save(s, other, first)
+        _copy_choice(s, other, first, s.counts[STAGES])
         if kind == RECOMPUTE:
             copy_recompute(s, other)
-        if _move(t, s, row, kind, draw) < 0:
+        changed = _move(t, s, row, kind, draw)
+        if changed < 0:
             continue
-        take_out(s, first)
-        new = place(t, s, first, limit)
+        # Most moves overload a GPU in every order: they need not be placed to be undone.
+        new = excess_of_load(t, s)
         if new <= limit:
-            now = new
-            worst = _most_overloaded(t, s)
-        else:
-            _restore(s, other, first)
-            if kind == RECOMPUTE:
-                copy_recompute(other, s)
+            _save_places(s, other, changed)
+            take_out(s, changed)
+            begin = changed
+            if kind == CHANGE_ORDER:
+                place_row(t, s, changed)
+                if _is_where_it_was(s, other, changed):
+                    _restore_places(s, other, changed)
+                    continue
+                begin += 1
+            new = place(t, s, begin, limit)
+            if new <= limit:
+                now = new
+                worst = _most_overloaded(t, s)
+                continue
+            _restore_places(s, other, changed)
+        _copy_choice(other, s, changed, other.counts[STAGES])
+        if kind == RECOMPUTE:
+            copy_recompute(other, s)
     return step
 
 

@@ -68,14 +68,14 @@ def most_in_flight(s: State, row: int, begin: int, end: int, length: int) -> int
     return count
 
 
-@njit_inline
-def excess_of_load(t: Tables, s: State) -> tuple[float, float]:
+@njit_kernel
+def excess_of_load(t: Tables, s: State) -> float:
     """Return by how much GPUs are overloaded in every order, in periods and memories.
 
     A micro-batch stays in a stage for its work and that of all stages behind at least, unless
     something finds no place. So a stage holds that many at its own maximum, and the maximum of a
-    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind. The
-    second number is the penalty of what is held on average.
+    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind. Where
+    there is such an excess, what is held on average at least adds to it.
     """
     period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
     for gpu in range(t.gpus):
@@ -107,7 +107,7 @@ def excess_of_load(t: Tables, s: State) -> tuple[float, float]:
             excess += (s.load[gpu, TIME] - period) / period
         if s.load[gpu, NEED] > t.room[gpu]:
             excess += (s.load[gpu, NEED] - t.room[gpu]) / max(1, t.room[gpu])
-    return excess, t.sparing * average
+    return excess + t.sparing * average if excess > 0.0 else 0.0
 
 
 @njit_inline

@@ -21,7 +21,6 @@ from schedopt.solving.local_search.gaps import (
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.penalty import (
     average_of,
-    excess_of_load,
     final_excess,
     most_in_flight,
 )
@@ -299,34 +298,41 @@ def _move_before_recompute(s: State, row: int, micro_batch: int) -> None:
 
 
 @njit_kernel
+def place_row(t: Tables, s: State, row: int) -> None:
+    """Place one stage. The rows before are placed already."""
+    overlap = s.overlap[row - 1] if row > 0 else 0.0
+    k = s.counts[MICRO_BATCHES]
+    s.row[row, MARK] = s.counts[TOP]
+    s.counts[PLACED] = row + 1
+    order = s.row[row, ORDER_GENE]
+    forward_turn = 0 if order % 2 or row == 0 else 1
+    # Each stands here once: what is inlined is compiled each time.
+    for turn in range(2 * k):
+        micro_batch = (turn // 2 + order // 2) % k
+        if turn % 2 == forward_turn:
+            overlap += _place_forward(t, s, row, micro_batch)
+        else:
+            overlap += _place_backward(t, s, row, micro_batch)
+    if s.row[row, LAYERS_RECOMPUTED] > 0:
+        for micro_batch in range(k):
+            _move_before_recompute(s, row, micro_batch)
+    s.overlap[row] = overlap
+    _note_held(s, row)
+    s.average[row] = average_of(s, row) + (s.average[row - 1] if row > 0 else 0.0)
+
+
+@njit_kernel
 def place(t: Tables, s: State, row: int, limit: float) -> float:
     """Place the stages from a row on, and return the penalty; give up above a limit.
 
-    The rows before are placed already. Genes and sizes say what is placed.
+    The rows before are placed already, and `excess_of_load` was asked for how busy the GPUs are.
+    Genes and sizes say what is placed.
     """
-    excess, spare = excess_of_load(t, s)
-    if excess > 0.0 and excess + spare > limit:
-        return excess + spare
     overlap = s.overlap[row - 1] if row > 0 else 0.0
-    k = s.counts[MICRO_BATCHES]
+    spare = t.sparing * s.average[row - 1] if row > 0 else 0.0
     while row < s.counts[STAGES]:
-        s.row[row, MARK] = s.counts[TOP]
-        s.counts[PLACED] = row + 1
-        order = s.row[row, ORDER_GENE]
-        forward_turn = 0 if order % 2 or row == 0 else 1
-        # Each stands here once: what is inlined is compiled each time.
-        for turn in range(2 * k):
-            micro_batch = (turn // 2 + order // 2) % k
-            if turn % 2 == forward_turn:
-                overlap += _place_forward(t, s, row, micro_batch)
-            else:
-                overlap += _place_backward(t, s, row, micro_batch)
-        if s.row[row, LAYERS_RECOMPUTED] > 0:
-            for micro_batch in range(k):
-                _move_before_recompute(s, row, micro_batch)
-        s.overlap[row] = overlap
-        _note_held(s, row)
-        s.average[row] = average_of(s, row) + (s.average[row - 1] if row > 0 else 0.0)
+        place_row(t, s, row)
+        overlap = s.overlap[row]
         spare = t.sparing * s.average[row]
         row += 1
         if overlap > 0.0 and overlap + spare > limit:
