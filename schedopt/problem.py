@@ -109,6 +109,13 @@ class Problem:
                 field="scope.replicas",
                 way_out="Give both the same number, neither, or a batch (solve.batch)",
             )
+        if self.scope.uneven and not (self.is_training_step and self.platform.uniform):
+            raise InputError(
+                "replicas are dealt unequal numbers of micro-batches in a training step, on GPUs "
+                "and links that are all alike",
+                field="scope.uneven",
+                way_out="Ask for a batch (solve.batch) on such a platform, or leave it out",
+            )
         if self.degrees != (1,) and not (self.is_training_step or self.stages):
             raise InputError(
                 "tensor groups are searched for in a training step",
@@ -177,10 +184,22 @@ class Problem:
 
     @property
     def replica_counts(self) -> tuple[int, ...]:
-        """How many replicas a stage may have, ascending."""
+        """How many replicas that run as many micro-batches each a stage may have, ascending."""
+        count = self.scope.microbatches or 1
+        return tuple(number for number in self._possible_counts() if count % number == 0)
+
+    @property
+    def uneven_counts(self) -> tuple[int, ...]:
+        """How many replicas some of which run one micro-batch more a stage may have, ascending."""
+        count = self.scope.microbatches or 1
+        if not self.scope.uneven:
+            return ()
+        return tuple(number for number in self._possible_counts() if count % number)
+
+    def _possible_counts(self) -> range:
         count = self.scope.microbatches or 1
         most = min(len(self.platform.gpus), count, self.scope.replicas or count)
-        return tuple(number for number in range(1, most + 1) if count % number == 0)
+        return range(1, most + 1)
 
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""

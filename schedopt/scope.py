@@ -66,17 +66,21 @@ class Scope:
         Only steps that this engine runs: its stages, and its own order. See `schedopt.engine`. Of a
         training step these are grids of all GPUs.
     replicas : int or None
-        The most GPUs among which a stage deals its micro-batches in turn, the same number to each.
-        None: any. Of a training step, one whose rule updates the weights, they divide
-        `microbatches`; gradients are added up, and updated weights gathered, around rings of all
-        replicas of a stage (Patarasuk and Yuan 2009). In the steady state of the rule *given* no
-        update is in the pattern, nor what replicas send for it.
+        The most GPUs among which a stage deals its micro-batches in turn. None: any. Of a training
+        step, one whose rule updates the weights, they divide `microbatches`; gradients are added
+        up, and updated weights gathered, around rings of all replicas of a stage (Patarasuk and
+        Yuan 2009). In the steady state of the rule *given* no update is in the pattern, nor what
+        replicas send for it.
     shard : {"none", "optimizer", "gradient", "parameter"}
         The most that replicas may share of the state of a stage (Rajbhandari et al. 2020): nothing,
         the optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3). Each stage
         may share less. One that shares gradients or parameters runs layer by layer: its layers are
         stages of the plan on the same GPUs, which a forward runs one right behind the other, and a
         backward too, with what it recomputes. Where the allocation is contiguous they count as one.
+    uneven : bool
+        Whether replicas that share nothing need not divide the micro-batches of a training step:
+        some then run one more. The next step begins on another replica, so that all GPUs and links
+        must be alike.
     tensor : int or None
         The most GPUs of a tensor group. None: any for which the problem has a variant. A group lies
         inside a node.
@@ -97,6 +101,7 @@ class Scope:
     replicas: int | None = 1
     shard: Shard = "none"
     tensor: int | None = 1
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self, "allocation", ("contiguous", "general", "fixed"))
@@ -111,9 +116,15 @@ class Scope:
         check_whole(self, "tensor", low=1, high=LARGEST_GROUP, optional=True)
         if self.replicas != 1 or self.shard != "none":
             self._check_replicas()
-        for name in ("split_backward", "recompute"):
+        for name in ("split_backward", "recompute", "uneven"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("neither True nor False", field=name)
+        if self.uneven and (self.replicas == 1 or self.engine is not None):
+            raise InputError(
+                "only replicas are dealt unequal numbers of micro-batches, and no engine does so",
+                field="uneven",
+                way_out="Allow replicas without an engine, or leave it out",
+            )
         if self.engine is not None:
             self._check_engine()
 
@@ -185,7 +196,8 @@ class Scope:
 
     def _covers_replicas(self, other: Scope) -> bool:
         many = allows_most(self.replicas, other.replicas)
-        return many and SHARDS.index(other.shard) <= SHARDS.index(self.shard)
+        shared = SHARDS.index(other.shard) <= SHARDS.index(self.shard)
+        return many and shared and (self.uneven or not other.uneven)
 
     def _covers_length(self, other: Scope) -> bool:
         if self.microbatches is not None:
@@ -239,7 +251,8 @@ class Scope:
 
     def _say_replicas(self) -> str:
         most = "any number of" if self.replicas is None else f"up to {self.replicas}"
-        return f"{most} replicas of a stage{_SHARED[self.shard]}"
+        dealt = ", some of which may run one micro-batch more" if self.uneven else ""
+        return f"{most} replicas of a stage{_SHARED[self.shard]}{dealt}"
 
 
 def allows_most(most: int | None, other: int | None) -> bool:

@@ -156,4 +156,5 @@ def _engines(problem: Problem) -> tuple[Engine, ...]:
 def _ask_engine(problem: Problem, engine: Engine) -> Problem:
     scope = problem.scope
     shard = min(scope.shard, MOST_SHARED, key=SHARDS.index)
-    return replace(problem, scope=replace(scope, engine=engine, shard=shard, split_backward=False))
+    scope = replace(scope, uneven=False, split_backward=False)
+    return replace(problem, scope=replace(scope, engine=engine, shard=shard))

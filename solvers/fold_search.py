@@ -116,6 +116,7 @@ def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
             replicas=1,
             shard="none",
             tensor=1,
+            uneven=False,
             period_ns=asked,
         ),
         variants=(),

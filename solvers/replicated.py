@@ -97,7 +97,8 @@ def propose(problem: Problem, run: Run) -> Iterator[tuple[list[Stage], list[int]
     machine = read_machine(problem) if problem.platform.uniform else None
     if machine is None:
         return
-    scope = replace(problem.scope, microbatches=None, period_ns=None, max_k=1, tensor=1)
+    asked = replace(problem.scope, microbatches=None, period_ns=None, max_k=1)
+    scope = replace(asked, tensor=1, uneven=False)
     if scope.shard != "none":
         scope = replace(scope, shard="optimizer")
     steady = replace(problem, rule=Rule(), scope=scope, variants=())

@@ -35,6 +35,7 @@ def widest(scope: Scope) -> Scope:
         replicas=scope.replicas,
         shard=scope.shard,
         tensor=scope.tensor,
+        uneven=scope.uneven,
     )
 
 

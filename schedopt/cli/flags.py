@@ -33,6 +33,7 @@ OPTIONS: Final = {
     "Scope.shard": "--shard",
     "Scope.split_backward": "--split-backward",
     "Scope.tensor": "--tensor-parallel",
+    "Scope.uneven": "--uneven",
     "import_chain.source": "--from",
     "import_launch.ignored": "--ignore",
     "solve.batch": "--batch",

@@ -146,6 +146,11 @@ class TrainingOptions:
         "R: The most GPUs that share a stage: micro-batch i runs on replica i mod R. Default: 1; "
         "with --batch any number that divides the micro-batches.",
     ] = None
+    uneven: Annotated[
+        bool,
+        "With --batch: replicas that share nothing need not divide the micro-batches; some run one "
+        "more. All GPUs and links are alike.",
+    ] = False
     shard: Annotated[
         Shard | None,
         "LEVEL: The most that replicas of a stage may share of its state: none; optimizer (ZeRO-1; "
@@ -181,13 +186,15 @@ class TrainingOptions:
                     way_out="Ask for a batch (--batch), or leave it out",
                 )
             most = usual if self.replicas is None else self.replicas
-            return replace(scope, replicas=most, shard=self.shard or "none")
+            return replace(scope, replicas=most, shard=self.shard or "none", uneven=self.uneven)
         wide = widest_step(chain)
         if freedoms.recompute is None:
             scope = replace(scope, recompute=wide.recompute)
         most = wide.replicas if self.replicas is None else self.replicas
         level = wide.shard if self.shard is None and most != 1 else self.shard or "none"
-        return replace(scope, replicas=most, shard=level, tensor=self.tensor_parallel)
+        return replace(
+            scope, replicas=most, shard=level, tensor=self.tensor_parallel, uneven=self.uneven
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def complete_scope(scope: dict[str, Any]) -> None:
     """
     for name in ("max_k", "replicas", "tensor"):
         scope.setdefault(name, None)
-    for name, usual in (("replicas", 1), ("shard", "none"), ("tensor", 1)):
+    for name, usual in (("replicas", 1), ("shard", "none"), ("tensor", 1), ("uneven", False)):
         if scope.get(name) == usual:
             del scope[name]
 

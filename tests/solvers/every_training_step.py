@@ -1,8 +1,9 @@
 """The shortest training step of a small problem, by CP-SAT over every order of each choice.
 
-Stages are contiguous; micro-batch i runs on replica i mod R of each, and R divides the number of
-micro-batches. Stages that share gradients or parameters run layer by layer, recompute in between,
-and have copies and gradients away from home of one layer at a time, which come and go in no time.
+Stages are contiguous; micro-batch i runs on replica i mod R of each. Where replicas may be uneven,
+those that do not divide the micro-batches share nothing. Stages that share gradients or parameters
+run layer by layer, recompute in between, and have copies and gradients away from home of one layer
+at a time, which come and go in no time.
 Forwards and backwards take at least 1 ns: nothing ends at the instant at which it starts.
 """
 
@@ -201,7 +202,7 @@ def every_way(problem: Problem) -> Iterator[tuple[ReplicatedStage, ...]]:
     scope, gpus = problem.scope, len(problem.platform.gpus)
     count = scope.microbatches or 1
     most = min(gpus, scope.replicas or gpus)
-    may = [number for number in range(1, most + 1) if count % number == 0]
+    may = [n for n in range(1, min(most, count) + 1) if scope.uneven or count % n == 0]
     sizes = [*product(may, problem.degrees)]
     for runs in cuts(problem.chain):
         for chosen in product(sizes, repeat=len(runs)):
@@ -215,7 +216,8 @@ def _sharing(
     problem: Problem, layers: range, replicas: int, tensor: int
 ) -> Iterator[ReplicatedStage]:
     chain = problem.in_group(tensor)
-    most = SHARDS.index(problem.scope.shard) if replicas > 1 else 0
+    even = (problem.scope.microbatches or 1) % replicas == 0
+    most = SHARDS.index(problem.scope.shard) if replicas > 1 and even else 0
     again = (False, True) if problem.scope.recompute else (False,)
     for level in range(most + 1):
         for flags in product(again, repeat=len(layers)):
@@ -248,7 +250,7 @@ def least_ns(problem: Problem, stages: Sequence[ReplicatedStage]) -> int:
     for stage, following in zip(stages, (*stages[1:], stages[-1]), strict=True):
         forward, backward = stage.total("forward_ns"), stage.total("backward_ns")
         half = stage.total("backward_input_ns") if problem.scope.split_backward else backward
-        own, again = count // stage.replicas, forward + stage.again_ns
+        own, again = -(-count // stage.replicas), forward + stage.again_ns
         least = max(least, ahead + own * (again + backward) + stage.behind_ns(platform))
         least = max(least, ahead + own * (again + half) + back)
         trip = stage.trip_ns(platform, following)

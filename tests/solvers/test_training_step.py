@@ -118,6 +118,12 @@ def test_no_step_of_split_backwards_is_below_the_bound(problem: Problem) -> None
     assert_not_below_the_bound(problem, False, True)
 
 
+@trials(300)
+@given(training_steps(levels=SHARDS[:2], most=4, uneven=True))
+def test_no_step_of_uneven_replicas_is_below_the_bound(problem: Problem) -> None:
+    assert_not_below_the_bound(problem, False)
+
+
 def test_most_steps_are_the_shortest() -> None:
     """With the search to its end; orders that are not decided count as none."""
     ratios: list[float] = []

@@ -49,6 +49,37 @@ def test_with_ample_memory_it_is_data_parallelism() -> None:
     assert result.period == Fraction(3 * 18 + 6, 12)
 
 
+def test_replicas_that_do_not_divide_the_micro_batches_run_one_more_or_less() -> None:
+    # A layer of 3 ns and 1 ns of update: of 5 micro-batches one of 2 GPUs runs 3.
+    chain, platform = Chain(layers=(unit(update_ns=1),)), Platform(2, 1000)
+    assert best(chain, platform, 5).period == Fraction(5 * 3 + 1, 5)
+    result = best(chain, platform, 5, uneven=True)
+    assert (result.status, result.period) == ("optimal", Fraction(3 * 3 + 1, 5))
+    assert plan_of(result).stages == (Stage(layers=(0, 0), gpus=(0, 1)),)
+    # The next step begins on the other GPU, and each then runs 2 or 3.
+    plan = plan_of(result)
+    starts = [stage.gpu(i) for stage in plan.stages for i in (0, 5)]
+    assert (starts, check(plan)) == ([0, 1], ())
+    wide, scope = Platform(5, 1000), contiguous(chain, uneven=True)
+    assert training_step(chain, wide, 5, scope).uneven_counts == (2, 3, 4)
+    assert training_step(chain, wide, 5, contiguous(chain)).uneven_counts == ()
+    assert scope.covers(contiguous(chain))
+    assert not contiguous(chain).covers(scope)
+    assert "some of which may run one micro-batch more" in str(scope)
+
+
+def test_what_is_dealt_unevenly_shares_nothing_and_comes_round_soon() -> None:
+    chain = Chain(layers=(unit(),) * 4)
+    problem = training_step(chain, Platform(16, 1000), 16, replace(widest_step(chain), uneven=True))
+    shared = {option.replicas for option in step_data(problem).options if option.shard}
+    assert shared == {2, 4, 8, 16}
+    candidates = Candidates(step_data(problem), Run(problem))
+    # After 3 x 5 steps of 16 micro-batches all begin where they began; after 3 here.
+    chosen = (StageChoice(0, 2, 3, 0), StageChoice(2, 4, 5, 0))
+    assert candidates.add(chosen, [8, 8]) is None
+    assert candidates.add((StageChoice(0, 2, 3, 0), StageChoice(2, 4, 6, 0)), [8, 8]) is not None
+
+
 def test_on_one_gpu_all_is_done_in_turn() -> None:
     # 4 micro-batches of 2 layers of 3 ns each, wherever stages may lie.
     chain = Chain(layers=(unit(),) * 2)

@@ -27,11 +27,13 @@ def training_steps(
     degrees: Sequence[int] = (),
     copied: bool = False,
     halves: bool = False,
+    uneven: bool = False,
 ) -> Problem:
     """Draw the question for a step of up to so many micro-batches, tight in memory as a rule.
 
     In tensor groups of these sizes layers cost anything else. If `copied` the first and the last
-    layer have copies of tied weights. With `halves` backwards may be split.
+    layer have copies of tied weights. With `halves` backwards may be split. If `uneven` replicas
+    need not divide the micro-batches.
     """
     number = draw(st.integers(2 if copied else 1, longest))
     layers = draw(st.tuples(*[_layers()] * number))
@@ -65,7 +67,9 @@ def training_steps(
         latency = draw(st.integers(0, 2))
         platform = Platform(platform.gpus, bandwidth=rate, latency=latency, duplex=duplex)
     count = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if n <= most]))
-    replicas = draw(st.none() | st.integers(1, 3))
+    if uneven:
+        count = draw(st.sampled_from([3, 4, 5, 7]))
+    replicas = draw(st.none() | st.integers(1 + uneven, 3))
     shard = draw(st.sampled_from(levels)) if replicas != 1 else "none"
     scope = replace(
         widest_step(chain),
@@ -74,6 +78,7 @@ def training_steps(
         replicas=replicas,
         shard=shard,
         split_backward=halves,
+        uneven=uneven,
         tensor=draw(st.sampled_from([None, *degrees])) if degrees else 1,
     )
     return training_step(chain, platform, count, scope, variants)

@@ -228,7 +228,8 @@ class StageOption(HasGroup, Protocol):
 class StepData:
     """A training step to look for, as arrays.
 
-    The replicas of a stage divide the micro-batches of the step, so that all do the same.
+    Where the replicas of a stage do not divide the micro-batches of the step, some run one more,
+    and they share nothing.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import lcm
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,6 +28,11 @@ from schedopt.solving.run import Run
 
 DEEPER: Final = (0, 1, 2, 1 << 20)
 """Micro-batches in flight, over what 1F1B* needs, that are tried where memory holds them."""
+MOST_STEPS: Final = 12
+"""After so many steps at most all stages begin on the replica on which they began at first.
+
+A plan is looked at until then.
+"""
 KEPT: Final = 8
 """Candidates that are kept and changed, the best first."""
 
@@ -149,7 +155,8 @@ class Candidates:
         what is worth keeping. It ends when time is up, unless it `heeds_time` not.
         """
         cost = self.cost(stages)
-        if cost[8].max() >= NEVER:
+        steps = lcm(self.step.count, *(stage.replicas for stage in stages)) // self.step.count
+        if cost[8].max() >= NEVER or steps > MOST_STEPS:
             return None
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
@@ -193,7 +200,7 @@ class Candidates:
             int(row[stage.group, stage.end] - row[stage.group, stage.first])
             for row in (costs.parameter, costs.gradient)
         )
-        each = self.step.count // stage.replicas
+        each = -(-self.step.count // stage.replicas)
         return {
             0: 2 * gradients,
             1: gradients + weights,
@@ -236,7 +243,7 @@ class Candidates:
         chosen: list[RecomputeChoice] = []
         filled: list[int] = []
         for stage, spare, free, wanted in zip(stages, cost[4], cost[5], depth, strict=True):
-            count = min(wanted, self.step.count // stage.replicas)
+            count = min(wanted, -(-self.step.count // stage.replicas))
             found: RecomputeChoice | None = NONE
             if count > free:
                 if stage.shard >= LAYERED:

@@ -1,8 +1,9 @@
 """What a stage costs, compiled: collectives, bytes beside activations, bounds on recompute.
 
-A step has m micro-batches, each of them on one replica of each stage; a stage of R replicas runs
-m / R on each. Options of a stage are its replicas R, whether the optimizer state is sharded over
-them (ZeRO-1, Rajbhandari et al. 2020), and the GPUs t of a tensor group, which a replica is.
+A step has m micro-batches, each of them on one replica of each stage; a stage of R replicas runs m
+/ R on each, rounded up on some and down on others. Options of a stage are its replicas R, whether
+the optimizer state is sharded over them (ZeRO-1, Rajbhandari et al. 2020), and the GPUs t of a
+tensor group, which a replica is.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ def describe_stage(
     far = group - 1 if spread else 0
     found[3, number] = collective_ns(costs, machine, own, first, end, group, shard, far, False)
     found[4, number] = spare
-    found[5, number] = most_in_flight(costs, own, row, first, end, spare, count // replicas)
+    found[5, number] = most_in_flight(costs, own, row, first, end, spare, -(-count // replicas))
     found[6, number] = 1
     if follows:
         fewer = min(gpus, behind) if leaves else 0

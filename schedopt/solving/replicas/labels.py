@@ -168,7 +168,7 @@ def extend_labels(costs: Costs, machine: Machine, labels: Labels, group: int, fi
             replicas, shard = options[number, 0], options[number, 1]
             if options[number, 2] != group:
                 continue
-            own, modulus = count // replicas, replicas * period
+            own, modulus = -(-count // replicas), replicas * period
             width, copies = replicas * tensor, replicas * machine.copies
             row, length = row_of(costs.layered, replicas, shard), end - first - 1
             forward, work = ahead, both

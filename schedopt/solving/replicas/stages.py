@@ -107,7 +107,8 @@ def _degrees(problem: Problem, machine: Machine) -> list[int]:
 def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Iterator[int]:
     """Yield the numbers of replicas, of all parts of a fold, for groups of some size."""
     several = machine.node < machine.gpus
-    for count in problem.replica_counts:
+    uneven = problem.uneven_counts if fold == 1 else ()
+    for count in sorted((*problem.replica_counts, *uneven)):
         own, rest = divmod(count, fold)
         whole = not (fold > 1 and several) or own * tensor % machine.node == 0
         if not rest and whole and count * tensor <= machine.gpus:
@@ -121,7 +122,7 @@ def _levels(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     summed gradients. More is shared best where as little as possible is there at a time.
     """
     most = SHARDS.index(problem.scope.shard)
-    if most == 0 or replicas == 1:
+    if most == 0 or replicas == 1 or replicas in problem.uneven_counts:
         return (0,)
     layers = problem.in_group(tensor).layers
     more = any((layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) for layer in layers)

@@ -209,7 +209,9 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
                 apart = max(apart, costs.copies[copy, 2])
         for number in range(options.shape[0]):
             replicas, shard, mine = options[number, 0], options[number, 1], options[number, 3]
-            own, width = known.microbatches // replicas, replicas * tensor
+            own, width = -(-known.microbatches // replicas), replicas * tensor
+            # Some replica runs no fewer, and each no less than these.
+            fewest = known.microbatches // replicas
             if options[number, 2] != group or width > gpus or ahead + own * work + back > makespan:
                 continue
             # A backward needs it beside all that is kept, if it takes time.
@@ -236,7 +238,7 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
             far = replicas - min(-(-machine.node // tensor), replicas - 1)
             slow = collective_ns(costs, machine, group, first, end, replicas, shard, far, True)
             # With more GPUs behind it, everything is at most as long: equal spans repeat.
-            span_before, held = -1, 0
+            span_before, held, held_fewest = -1, 0, 0
             for used in range(width, gpus + 1):
                 q = best[end, used - width]
                 if q >= NEVER:
@@ -252,10 +254,15 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
                     held = least_filled_ns(
                         costs, group, row, first, end, spare, spare_redone, own, span
                     )
+                    held_fewest = held
+                    if fewest < own:
+                        held_fewest = least_filled_ns(
+                            costs, group, row, first, end, spare, spare_redone, fewest, span
+                        )
                     span_before = span
                 inner = max(held, work + 2 * trip + e)
                 ended = max(inner, own * (work + rest))
-                alone = max(held, own * (work + rest)) + sync
+                alone = max(held_fewest, fewest * (work + rest)) + sync
                 cards, most_cards, least_used = 0, 0, used
                 if leaves and machine.card:
                     cards, most_cards = -(-width // machine.card), (place + width) // machine.card
@@ -266,7 +273,7 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
                     if ahead + whole <= makespan and ahead + through + back <= makespan:
                         best[first, least_used] = min(best[first, least_used], span)
                         lower(ends, mine, first, least_used, whole, alone)
-                        lower(spans, mine, first, least_used, through, held)
+                        lower(spans, mine, first, least_used, through, held_fewest)
                     if sent <= inner or cards >= min(most_cards, replicas):
                         break
                     # With idle GPUs between those of the stage it has one more.
@@ -305,7 +312,9 @@ def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
     span of a micro-batch without waiting; and for each number of replicas of the stage in front e,
     from the first forward to the last backward of the stage, and of any one of its replicas; and f,
     until all behind the first forward is done, collectives included, and all behind that of any one
-    of its replicas that waits for this one. With so much room on each GPU, or as it is, bytes.
+    of its replicas that waits for this one. Where replicas do not divide the micro-batches, some
+    one runs ceil(m / R), which counts for the stage, and any one at least floor(m / R). With so
+    much room on each GPU, or as it is, bytes.
     """
     costs, _ = step.for_kernels
     machine = _with_fast_nodes(step.machine)

@@ -81,7 +81,7 @@ class Room(NamedTuple):
         Whether activations, and gradients, of micro-batches have arrived.
     heap : (N, 2) array
         Events: when, ns, and what.
-    orders : (S, 3 m) array
+    orders : (S, 3 (m + R)) array
         What GPUs run, replica after replica of a stage: kind * m + micro-batch.
     """
 
@@ -168,7 +168,7 @@ def begin(
     """Let an idle GPU begin something; return the size of the heap, -1 if the step is too long."""
     gpu, stage, s = room.gpu, room.stage, room.gpu[STAGE, number]
     replicas, replica = stage[REPLICAS, s], number - stage[BASE, s]
-    own = count // replicas
+    own, most = (count - replica + replicas - 1) // replicas, -(-count // replicas)
     kind = choose(room, number, order, own, replica)
     if kind < 0:
         return size
@@ -180,7 +180,7 @@ def begin(
     micro_batch = replica + gpu[BEGUN + kind, number] * replicas
     gpu[BEGUN + kind, number] += 1
     gpu[BUSY, number] = 1
-    room.orders[s, 3 * own * replica + gpu[PLACED, number]] = kind * count + micro_batch
+    room.orders[s, 3 * most * replica + gpu[PLACED, number]] = kind * count + micro_batch
     gpu[PLACED, number] += 1
     code = (kind * stages + s) * count + micro_batch
     return push(room.heap, size, now + stage[T_FORWARD + kind, s], code)
@@ -236,8 +236,7 @@ def _run(room: Room, copies: Copies, stages: int, count: int, order: int, limit:
                 gpu[BUSY, number] = 0
                 if kind == BACKWARD:
                     ended += 1
-                    if gpu[ENDED + kind, number] == count // stage[REPLICAS, s]:
-                        stage[LAST, s] = now
+                    stage[LAST, s] = now
                 target = s + 1 if kind == FORWARD else s - 1
                 if kind != AGAIN and 0 <= target < stages:
                     cut = min(s, target)
@@ -285,7 +284,7 @@ class Simulation:
             link=np.empty(2 * count * stages, dtype=np.int64),
             arrived=np.empty((2, stages, count), dtype=np.int8),
             heap=np.empty((2 * count * stages + 2 * replicas + 1, 2), dtype=np.int64),
-            orders=np.empty((stages, 3 * count), dtype=np.int64),
+            orders=np.empty((stages, 3 * (count + replicas)), dtype=np.int64),
         )
         self._lean = lean(self._room)
         self._no_copies = lean(Copies(np.zeros((0, 3), dtype=np.int64)))
@@ -312,9 +311,10 @@ class Simulation:
         Parameters
         ----------
         replicas, forward, backward, depth, again, sync, begin : (S,) array
-            Of each stage: its replicas, which divide m, times of F and B, most micro-batches in
-            flight on a replica, time of R, how long collectives take behind the last backward, and
-            when it can begin at first, ns.
+            Of each stage: its replicas, times of F and B, most micro-batches in flight on a
+            replica, time of R, how long collectives take behind the last backward, and when it can
+            begin at first, ns. Where m is no multiple of the replicas, the first ones run one more
+            than the others.
         trip, links, full : (S,) array
             Time of a transfer to the next stage, ns; how many links there are, which micro-batches
             take in turn; and whether each direction has them for itself, 1, or both share them, 0.
@@ -365,8 +365,8 @@ class Simulation:
         An operation is kind * m + micro-batch.
         """
         placed = iter(self._room.gpu[PLACED].tolist())
-        return [
-            row[: next(placed)].tolist()
-            for stage, number in enumerate(self._replicas)
-            for row in self._room.orders[stage].reshape(number, -1)
-        ]
+        found: list[list[int]] = []
+        for row, replicas in zip(self._room.orders, self._replicas, strict=False):
+            most = 3 * -(-self.count // replicas)
+            found += [row[n * most :][: next(placed)].tolist() for n in range(replicas)]
+        return found
