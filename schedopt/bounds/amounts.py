@@ -262,8 +262,18 @@ class Scaled:
         repeat = self.amounts.repeat
         if repeat is None:
             return span
-        turns = -(-span // (repeat * self.above)) - 1
-        return max(span, turns * repeat * self.limit + own)
+        # Times before another one are below 0, and periods are known up to rounding.
+        turns = -(-span // (repeat * (self.above if span > 0 else self.limit))) - 1
+        return max(span, turns * repeat * (self.limit if turns > 0 else self.above) + own)
+
+    def rounded_up(self, distances: Array, own: int) -> Array:
+        """Return distances as `rounded` does, for patterns that are known to repeat."""
+        import numpy as np
+
+        repeat = self.amounts.repeat or 1
+        above, limit = repeat * self.above, repeat * self.limit
+        turns = -(-distances // np.where(distances > 0, above, limit)) - 1
+        return np.asarray(np.maximum(distances, turns * np.where(turns > 0, limit, above) + own))
 
     def sent(self, span: int, layer: int) -> int:
         """Return the least time from the start of a layer's transfer to its gradient's arrival.

@@ -21,6 +21,12 @@ d / P - f and r / P + f take the place of d / P and r / P, or d / P + f that of 
 an instant of the second one that is 1 - f for the first one. So for every layer l, what is kept
 must fit at both instants for some f, the same on all GPUs; f is looked at in a few intervals. What
 is kept at both together hardly depends on it.
+
+Where the gap of both is known (`schedopt.bounds.pairs`) they have their names from there, and f is
+that of B behind A, at most 1. The end of the other one is then known from its crossed distance as
+well, and the own span is at least the other crossed distance and f P. Seen from the ends, backward
+in time, B takes the place of A. That B is behind by P or more, or before A, are two cases more, in
+which one of the crossed distances says nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import LONGEST, ResidentBytes, Scaled
+from schedopt.bounds.instant_counts import FARTHEST, INTERVALS, Ways
 from schedopt.bounds.runs import NEVER, Runs, fit_some_case, need_more
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from schedopt.bounds.pairs import Pair
     from schedopt.problem import Scope
 
     Array = npt.NDArray[np.int64]
@@ -45,10 +53,6 @@ MOST_INSTANTS: Final = 12
 """Layers whose instants are looked at with recompute, those that save the most."""
 MOST_SUM: Final = 1 << 62
 """Sums stay below this, or nothing is said of waits."""
-FARTHEST: Final = 1 << 52
-"""Times are taken as at most this."""
-INTERVALS: Final = 8
-"""Of the time between two micro-batches of a period, from none to half of it."""
 
 
 def have_instants(scope: Scope) -> bool:
@@ -67,6 +71,8 @@ class Instants:
         From the start of a layer's forward to the end of its backward, at least.
     transfers : array, shape (layers, layers)
         Of a micro-batch from each layer to each later one, one way, at least.
+    pair : Pair, optional
+        Least distances of the two micro-batches of a period.
 
     Attributes
     ----------
@@ -85,10 +91,12 @@ class Instants:
         for the backward is there before it ends.
     """
 
-    def __init__(self, scaled: Scaled, spans: Array, transfers: Array) -> None:
+    def __init__(
+        self, scaled: Scaled, spans: Array, transfers: Array, pair: Pair | None = None
+    ) -> None:
         import numpy as np
 
-        self.scaled, self.spans = scaled, spans
+        self.scaled, self.spans, self.pair = scaled, spans, pair
         ahead, back = (self._behind(times) + transfers for times in (scaled.ahead, scaled.back))
         self.counts = counts = np.minimum(self._counts(ahead, back), LONGEST)
         self.kept, self.received, self.checkpoint = (
@@ -123,9 +131,16 @@ class Instants:
         longest = self.spans + self._waits(ahead + back)
         ahead, back = np.minimum(ahead, FARTHEST), np.minimum(back, FARTHEST)
         both = ((ahead, back, longest), (back, ahead, longest))
+        if self.pair is not None:
+            ways = [Ways(self.scaled, *each) for each in both]
+            a, b = np.maximum(self.pair.own, self.spans)
+            found = ways[0].named(a, b, self.pair), ways[1].named(b, a, self.pair)
+            return np.asarray(np.moveaxis(np.concatenate(found, axis=2), 2, 0))
 
         def held(less: int, more: int) -> Array:
-            return np.concatenate([self._held(*ways, less, more) for ways in both])
+            return np.concatenate(
+                [Ways(self.scaled, *ways).held(self.spans, less, more) for ways in both]
+            )
 
         own = held(0, 0)[:, None, None]
         if k == 1:
@@ -136,43 +151,6 @@ class Instants:
             for less in range(INTERVALS)
         ]
         return np.asarray(own + np.moveaxis(np.array(others), 2, 0))
-
-    def _held(self, near: Array, far: Array, longest: Array, less: int, more: int) -> Array:
-        """Return what each layer holds of micro-batches that come after each time P.
-
-        Parameters
-        ----------
-        near, far : array, shape (layers, layers)
-            From the instant of a layer to the end that is near of an earlier one, and from the
-            other end of the layer to the far one. The distance to the one end is that of two
-            forwards or backwards; to the other one with the span of the layer on top.
-        longest : array, shape (layers,)
-            What spans come to at most.
-        less, more : int
-            By which share of P they are behind that of the instant, in parts of 2 INTERVALS.
-
-        Returns
-        -------
-        array, shape (layers, layers)
-            By the layer of the instant.
-        """
-        import numpy as np
-
-        k = self.scaled.problem.scope.max_k or 1
-        spans, parts = self.spans, 2 * INTERVALS
-        period, shortest = k * self.scaled.above, k * self.scaled.limit
-        before = np.triu(np.ones(near.shape, dtype=bool)).T
-        most = np.minimum(longest[:, None] - spans - far, FARTHEST)
-
-        def whole(times: Array, share: int, period: int = period) -> Array:
-            """Return times and a share of the period as whole periods, rounded up."""
-            return np.asarray(-((-parts * times - share * period) // (parts * period)))
-
-        held = whole(far.T + spans[:, None], less) - whole(-near.T, more)
-        behind = whole(near + spans, less) - np.maximum(0, whole(most, more, shortest))
-        # As many as whole periods fit a span are there at any instant.
-        least = np.maximum(0, whole(spans, 0) - 1)
-        return np.asarray(np.maximum(np.where(before, held, behind), least))
 
     def _waits(self, through: Array) -> Array:
         """Return by how much each span is above its least at most, of shape (layers,).

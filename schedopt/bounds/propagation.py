@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.amounts import Amounts, Scaled
 from schedopt.bounds.instants import Instants, have_instants, least_transfers
 from schedopt.bounds.load import load_bound
+from schedopt.bounds.pairs import Gap, pair_of
 from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
 from schedopt.interrupts import never_stop, raise_if_stopped
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
 
 MOST_ROUNDS: Final = 24
+MOST_GAPS: Final = 64
+"""Parts of all gaps, a power of 4."""
+MOST_LAYERS: Final = 128
+"""Gaps of longer chains are not looked at."""
+WORTH: Final = Fraction(201, 200)
+"""How much higher a bound has to be for gaps to be looked at."""
 MOST_CELLS: Final = 1 << 19
 """Layers, squared, a GPU: no more are looked at."""
 
@@ -79,8 +86,10 @@ class ForcedWork:
         return ~fits
 
 
-def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
+def propagate(amounts: Amounts, period: Fraction, gap: Gap | None = None) -> ForcedWork | None:
     """Return what a normalized period forces; None if no plan has it, or a shorter one.
+
+    With a gap it speaks of patterns alone whose two micro-batches have it.
 
     The span of a layer is at least its own way, and that of all layers behind it with a transfer
     ahead and back at each cut. So many micro-batches are in flight as the span takes periods; each
@@ -99,19 +108,29 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
     spans = np.cumsum((scaled.ahead + scaled.back)[::-1])[::-1]
     if (scaled.work > scaled.limit).any():
         return None
-    runs, instants = Runs(scaled, scaled.resident(spans)), None
+    means, pair = spans, None
+    runs, instants = Runs(scaled, scaled.resident(means)), None
     for _ in range(MOST_ROUNDS):
         found = runs.spans(may_cut)
         if found is None or not runs.fit_together(may_cut):
             return None
         if (found[1] > spans).any():
             spans = np.maximum(spans, found[1])
-            runs = Runs(scaled, scaled.resident(spans), runs)
+            means = np.maximum(means, spans)
+            runs = Runs(scaled, scaled.resident(means), runs)
             continue
+        if gap is not None:
+            pair = pair_of(runs, may_cut, spans, gap)
+            if pair is None:
+                return None
+            if (pair.mean > means).any():
+                means = np.maximum(means, pair.mean)
+                runs = Runs(scaled, scaled.resident(means), runs)
+                continue
         if not have_instants(scaled.problem.scope):
             break
         transfers, before = least_transfers(runs, scaled.trips // 2, may_cut), runs.size()
-        instants = Instants(scaled, spans, transfers)
+        instants = Instants(scaled, spans, transfers, pair)
         if not instants.narrow(runs, may_cut):
             return None
         if runs.size() == before:
@@ -122,6 +141,26 @@ def propagate(amounts: Amounts, period: Fraction) -> ForcedWork | None:
         spans - scaled.back + np.minimum(scaled.whole, scaled.half + scaled.tail)
     )
     return ForcedWork(scaled, spans, counts, runs.inner.sum(axis=0), may_cut, instants)
+
+
+def gaps_refute(
+    amounts: Amounts, period: Fraction, stopped: Callable[[], bool] = never_stop
+) -> bool:
+    """Whether a period forces what cannot be, whatever the gap of two micro-batches.
+
+    Gaps that are not refuted are split, down to one of `MOST_GAPS` parts. Where patterns do not
+    repeat after two micro-batches, there are none.
+    """
+    gaps = [Gap()]
+    while gaps:
+        raise_if_stopped(stopped)
+        gap = gaps.pop()
+        if propagate(amounts, period, gap if gap.parts > 1 else None) is None:
+            continue
+        if amounts.repeat != 2 or gap.parts == MOST_GAPS:
+            return False
+        gaps.extend(gap.split())
+    return True
 
 
 def proof_of(scope: Scope) -> Proof:
@@ -163,22 +202,44 @@ def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never_stop
         None with updates, if nothing is refuted, if no period will do, or for chains that are too
         long.
     """
-    low = load_bound(problem).period
-    if not low or not is_propagated(problem):
+    load = load_bound(problem).period
+    if not load or not is_propagated(problem):
         return None
     amounts = Amounts(problem)
-    if propagate(amounts, low) is not None:
+
+    def is_refuted(period: Fraction) -> bool:
+        return propagate(amounts, period) is None
+
+    low = _last_refuted(problem, load, is_refuted, stopped)
+    if amounts.repeat == 2 and len(problem.chain.layers) <= MOST_LAYERS:
+        # Gaps take their time: they are looked at where they say more at once.
+        least = load if low is None else low * WORTH
+        found = _last_refuted(
+            problem, least, lambda period: gaps_refute(amounts, period, stopped), stopped
+        )
+        low = low if found is None else found
+    return None if low is None else refuted_bound(problem, low, proof_of(problem.scope))
+
+
+def _last_refuted(
+    problem: Problem,
+    low: Fraction,
+    is_refuted: Callable[[Fraction], bool],
+    stopped: Callable[[], bool],
+) -> Fraction | None:
+    """Return the last period that is refuted, bisected; None if `low` is not, or any is."""
+    if not is_refuted(low):
         return None
     high = low
-    while propagate(amounts, high) is None:
+    while is_refuted(high):
         raise_if_stopped(stopped)
         if high > LARGEST_HORIZON_NS:
             return None
         low, high = high, 2 * high
     while (middle := period_between(low, high, problem.scope)) is not None:
         raise_if_stopped(stopped)
-        if propagate(amounts, middle) is None:
+        if is_refuted(middle):
             low = middle
         else:
             high = middle
-    return refuted_bound(problem, low, proof_of(problem.scope))
+    return low

@@ -231,21 +231,29 @@ class Runs:
         """Return how many runs there are, those that begin and parts of one."""
         return int(self.begun.sum() + self.inner.sum())
 
-    def spans(self, may_cut: Flags) -> tuple[Array, Array] | None:
+    def spans(self, may_cut: Flags, turn: int = 0) -> tuple[Array, Array] | None:
         """Return the least span of each layer, if a run begins there and if any may hold it.
 
-        `may_cut` says whether a run may end with each layer. None if the chain cannot be cut so.
+        None if the chain cannot be cut so.
+
+        Parameters
+        ----------
+        may_cut : array of bool, shape (layers,)
+            Whether a run may end with each layer.
+        turn : int, optional
+            From the end of the last forward to the start of a backward of the last layer: another
+            than 0 for distances between two micro-batches, of which it may be below 0.
         """
         import numpy as np
 
         scaled = self.scaled
         ways = np.concatenate([[0], np.cumsum(scaled.ahead + scaled.back)])
         begun = np.full(self.count + 1, NEVER, dtype=np.int64)
-        begun[-1] = 0
+        begun[-1] = turn
         inner = begun.copy()
         # Behind each layer, if a run ends with it. Nothing is behind the last.
         behind = np.full(self.count, NEVER, dtype=np.int64)
-        behind[-1] = 0
+        behind[-1] = turn
         for first in range(self.count - 1, -1, -1):
             ends = slice(first + 1, min(self.count, first + self.window) + 1)
             added = ways[ends] - ways[first] + behind[first : ends.stop - 1]
