@@ -10,6 +10,12 @@ numbers of replicas.
 
 It is exact for patterns of one micro-batch. Longer ones, in which replicas do different things, can
 be shorter.
+
+Several nodes are refused. Where the replicas of a stage lie in two nodes, some of what comes to it
+and some of what it sends on go over one link between them, in turns of R periods. Whether these
+exclude each other depends on the distance of both in time, and so on the spans of all items between
+them: a least span for each item alone, on which the programme relies, does not say it, and two
+spans that are each the least may meet on the link.
 """
 
 from __future__ import annotations
@@ -51,7 +57,15 @@ def solve(problem: Problem, run: Run) -> None:
     """
     refuse_unsupported(problem, "replicated")
     refuse_stages(problem, "replicated")
-    machine = read_machine(problem) if problem.platform.uniform else None
+    machine = read_machine(problem)
+    if machine is not None and not problem.platform.uniform:
+        raise InputError(
+            "what comes to replicas in several nodes and what they send on share links, so that no "
+            "least period is known",
+            field="platform",
+            way_out="Ask for a batch (solve.batch), whose step is laid out on the links between "
+            "nodes, or leave replicas out (Scope.replicas)",
+        )
     if machine is None:
         raise InputError(
             "stages with replicas need equal GPUs, each two with a link of their own, all alike",

@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
-from schedopt import Chain, Gpu, Platform, Problem, Result, Rule, Scope, check, solve
+from schedopt import (
+    Chain,
+    Gpu,
+    Link,
+    Network,
+    Node,
+    NodeLink,
+    Platform,
+    Problem,
+    Result,
+    Rule,
+    Scope,
+    check,
+    solve,
+)
 from schedopt.account import memory
 from schedopt.solvers.replicated import propose
 from schedopt.solving import solve_problem
@@ -158,6 +172,27 @@ def test_other_solvers_give_each_stage_one_gpu() -> None:
 def test_replicas_on_gpus_that_differ_are_refused() -> None:
     platform = Platform([Gpu(memory_bytes=9), Gpu(memory_bytes=8)])
     assert_refused(lambda: ask(THREE, platform), "platform", "equal GPUs")
+
+
+def test_replicas_in_several_nodes_are_refused_since_their_least_spans_meet() -> None:
+    """Stage 1 lies in both nodes: all that comes to it or goes from it and crosses has one link.
+
+    That is busy for 2 x 2 of 6 ns. But with the least span of each item two transfers meet.
+    """
+    link = Link(bandwidth_bytes_per_s=10**9, latency_ns=1)
+    chain = Chain(layers=tuple(layer(time, time, 1, sent=1) for time in (3, 6, 3)))
+    between = NodeLink(between=("a", "b"), bandwidth_bytes_per_s=10**9, latency_ns=1)
+    nodes = Network(
+        nodes=(Node(name="a", gpus=2, link=link), Node(name="b", gpus=2, link=link)),
+        links=(between,),
+    )
+    apart = Platform(4, 1000, bandwidth="1GB/s", latency=1)
+    together = Platform([Gpu(memory_bytes=1000)] * 4, network=nodes)
+    plan = plan_of(ask(chain, apart, replicas=2))
+    assert [stage.gpus for stage in plan.stages] == [(0,), (1, 2), (3,)]
+    assert plan.pattern.period == 6
+    assert [one.kind for one in check(replace(plan, platform=together))] == ["overlap"]
+    assert_refused(lambda: ask(chain, together), "platform", "share links", "Ask for a batch")
 
 
 def test_levels_that_send_for_each_micro_batch_need_updates() -> None:
