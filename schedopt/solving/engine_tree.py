@@ -73,9 +73,14 @@ class EngineTree:
             root = Branch({}, self.relaxation.allowed)
             yield from self._visit(root, 0, limit, ROUNDS, stopped)
             return
-        if not self._open or (limit is not None and self._open[0][0] >= limit):
+        if not self._open:
             return
         low, _, branch, counts = heappop(self._open)
+        if limit is not None and low >= limit:
+            # No other one is below it, and a limit does not rise.
+            self._open.clear()
+            self._stop_at(low)
+            return
         parts = self._order(branch, counts) or self._part(branch, counts)
         if not parts and (begins := self._only_cut(branch)) is not None:
             if self.cuts.may_fit(begins):

@@ -16,6 +16,9 @@ from schedopt.solving.engine_tree import EngineTree
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import steps
 
+TURNS = 1000
+"""More than the cuts of a small chain take."""
+
 
 def shortest(cuts: EngineCuts) -> int | None:
     """Return the least bound of all cuts that may fit, ns."""
@@ -29,12 +32,8 @@ def shortest(cuts: EngineCuts) -> int | None:
     return min(found, default=None)
 
 
-@trials(1000, by_day=30)
-@given(steps(), st.data())
-def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
-    problem: Problem, data: st.DataObject
-) -> None:
-    """Also where layers differ, some are recomputed, and a run stands for different places."""
+def drawn_cuts(problem: Problem, data: st.DataObject) -> tuple[EngineCuts, list[range]]:
+    """Draw a grid, and how its places are counted."""
     assert problem.scope.engine is not None
     places = len(stage_begins(problem.chain, problem.scope.engine))
     grids = [grid for grid in grids_of(problem, places) if grid.ranks > 1]
@@ -44,6 +43,16 @@ def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
     assume(runs)
     if data.draw(st.booleans()):
         runs = [runs[0], range(runs[1].start, runs[-2].stop), runs[-1]]
+    return cuts, runs
+
+
+@trials(1000, by_day=30)
+@given(steps(), st.data())
+def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """Also where layers differ, some are recomputed, and a run stands for different places."""
+    cuts, runs = drawn_cuts(problem, data)
     tree, best = EngineTree(cuts, runs, []), shortest(cuts)
     limit = None if best is None else best + 1
     while not tree.is_done and (best is None or tree.low is None or tree.low < best):
@@ -51,3 +60,24 @@ def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
             assert len(begins) == cuts.parts
         assert tree.low is None or best is None or tree.low <= best
     assert tree.low == best
+
+
+@trials(1000, by_day=20)
+@given(steps(), st.data())
+def test_nothing_is_left_to_be_parted_where_all_reaches_the_limit(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """So a search goes on to compare cuts, and does not ask the tree again and again."""
+    cuts, runs = drawn_cuts(problem, data)
+    best = shortest(cuts)
+    assume(best is not None)
+    assert best is not None
+    tree, limit = EngineTree(cuts, runs, []), data.draw(st.integers(1, best))
+    turns = 0
+    while not tree.is_done and turns < TURNS:
+        for _ in tree.grow(limit, lambda: False):
+            pass
+        turns += 1
+    assert tree.is_done
+    assert tree.low is not None
+    assert limit <= tree.low <= best
