@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Gpu, Link, Problem, check
+from schedopt import Chain, Gpu, Link, Network, Platform, Problem, check
 from schedopt.account import fits
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas.layout import lay_out
-from schedopt.solving.replicas.stages import read_step
+from schedopt.solving.replicas.stages import read_machine, read_step
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.stage import SHARDS
 from tests.budgets import trials
@@ -85,6 +85,22 @@ def test_steps_over_network_cards_are_valid_and_not_below_the_bound(
         plan, found = check_sent_late(lay_out(candidates.step, candidate, orders))
         assert not found or fits(plan, buffers=False)
         assert plan.pattern.period_total_ns >= bound
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_node_alone_is_like_its_gpus_with_links(nodes: int) -> None:
+    """Whether a switch that leads nowhere is at it or not."""
+    inside = Link(bandwidth_bytes_per_s=10**9, duplex="full")
+    chain = without_gradients(Chain(layers=(layer(2, 3, 4, 5), layer(3, 1, 2, 5))))
+    linked = Platform([Gpu(memory_bytes=100)] * 2, bandwidth=10**9, duplex="full")
+    on_node = on_switch(linked.gpus[0], 1, 2, 1, inside, inside)
+    assert on_node.network is not None
+    if nodes == 1:
+        alone = Network(nodes=on_node.network.nodes[:1])
+        on_node = Platform(linked.gpus, network=alone)
+    one, other = (read_machine(training_step(chain, each, 4)) for each in (linked, on_node))
+    assert one is not None
+    assert one == other
 
 
 @pytest.mark.parametrize("duplex", DUPLEX)

@@ -157,6 +157,9 @@ def read_machine(problem: Problem) -> Machine | None:
         link = _describe(platform.link)
         return Machine(gpus, gpus, room, link, link)
     nodes = [node for node in network.nodes if node.gpus]
+    if len(nodes) == 1:
+        link = _describe(nodes[0].link)
+        return Machine(gpus, gpus, room, link, link)
     sizes = {node.gpus for node in nodes}
     inside = {node.link for node in nodes} if sizes != {1} else {None}
     between = {link for _, link in network.paths()}
