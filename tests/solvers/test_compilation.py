@@ -80,6 +80,21 @@ def test_where_code_is_kept_no_process_starts(started: list[Popen[bytes]], tmp_p
     assert started == []
 
 
+def test_what_another_numba_or_another_place_compiled_counts_as_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = compilation.code_folder.__wrapped__
+    own = find("chosen")
+    assert find("chosen") == own
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation, "version", lambda _: "0.1")
+        assert find("chosen") != own
+    monkeypatch.setattr(compilation, "__file__", str(tmp_path / "local_search" / "moved.py"))
+    (tmp_path / "local_search").symlink_to(Path(njit.__file__).parent)
+    (tmp_path / "replicas").symlink_to(Path(njit.__file__).parent.parent / "replicas")
+    assert find("chosen") != own
+
+
 def test_where_nothing_can_be_written_each_process_compiles_for_itself(
     started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Final
@@ -39,16 +40,16 @@ COMPILED_ROOMS: Final = ("local_search", "replicas")
 def code_folder(chosen: str) -> Path:
     """Return where code is kept: where the user says, next to the sources, or in the home.
 
-    It belongs to one state of all sources of the rooms in which functions are compiled. Perhaps it
+    It belongs to one state of all sources of the rooms in which functions are compiled, where they
+    lie, and to one version of Python and numba: code of another one is not loaded. Perhaps it
     cannot be written: then each process compiles for itself.
     """
-    room = Path(__file__).parent
-    sources = b"".join(
-        source.read_bytes()
-        for name in COMPILED_ROOMS
-        for source in sorted((room.parent / name).glob("*.py"))
-    )
-    name = f"schedopt-{sha256(sources).hexdigest()[:16]}"
+    room = Path(__file__).absolute().parent
+    digest = sha256(f"{room} {sys.implementation.cache_tag} {_numba_version()}".encode())
+    for name in COMPILED_ROOMS:
+        for source in sorted((room.parent / name).glob("*.py")):
+            digest.update(source.read_bytes())
+    name = f"schedopt-{digest.hexdigest()[:16]}"
     if chosen:
         return Path(chosen) / name
     if not os.access(room, os.W_OK):
@@ -56,6 +57,13 @@ def code_folder(chosen: str) -> Path:
         with suppress(RuntimeError):
             return Path.home() / ".cache" / name
     return room / "__pycache__" / name
+
+
+def _numba_version() -> str:
+    """Return the version, without loading the package; nothing where no metadata say it."""
+    with suppress(PackageNotFoundError):
+        return version("numba")
+    return ""
 
 
 class Compilation:
@@ -91,7 +99,7 @@ class Compilation:
         return process is not None and process.poll() is None
 
     def is_kept(self) -> bool:
-        """Whether code is there; perhaps not for this processor, or this version of numba."""
+        """Whether code is there; perhaps not for this processor."""
         return next(_folder().glob(f"*/{self.entry}-*.nbc"), None) is not None
 
     def wait(self, run: Run, *, late: bool) -> bool:
