@@ -144,7 +144,8 @@ class Report:
     def other_states(self) -> list[tuple[int, int, int]]:
         """The stages whose optimizer keeps more or less than in the plan: stage, planned, found.
 
-        Synthetic layers are not asked, nor layers of which the chain does not say it.
+        Synthetic layers are not asked, nor layers of which the chain does not say it, nor stages
+        with several copies of tied weights, which are one parameter there.
         """
         if self.job.model is None:
             return []
@@ -156,9 +157,14 @@ class Report:
             total = sum(known)
             planned = max(owners.share(total, stage, gpu) for gpu in self.plan.stages[stage].gpus)
             differs = OTHER_OPTIMIZER * abs(planned - found) > max(planned, found)
-            if differs and len(known) == len(layers):
+            if differs and len(known) == len(layers) and not self._shares_copies(stage):
                 others.append((stage, planned, found))
         return others
+
+    def _shares_copies(self, stage: int) -> bool:
+        """Whether a stage has several layers for each of which the plan counts a copy."""
+        own = stage_layers(self.plan, stage)
+        return any(len({*own} & {*group}) > 1 for group in self.plan.chain.copied)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON document: times in ns, memory in bytes, a list has one entry a rank.

@@ -18,6 +18,7 @@ from schedopt.profiling import load_model, profile
 from schedopt.running import BACKENDS, Job, Report, execute, make_trace
 from schedopt.running.report import RUN_FORMAT
 from schedopt.running.timelines import chart_run
+from schedopt.tied_weights import copy_tied_weights
 from tests.examples import contiguous, general, recomputed, split_backward
 
 STRETCH = 200_000
@@ -204,3 +205,45 @@ def test_another_optimizer_than_that_of_the_plan_is_told_of(
         )
         assert (words in said) == bool(told)
         assert report.to_json()["optimizer_bytes"] == found
+
+
+TIED = """
+import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    shared = nn.Linear(64, 64)
+    return nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(64, 8)), torch.randn(4, 64)
+"""
+
+
+def test_copies_in_one_stage_are_no_sign_of_another_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tied_layers.py").write_text(TIED)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = load_model("tied_layers:build")
+    chain = profile(model, optimizer="adamw", warmup=0, repeats=2, min_share=0)
+    last = len(chain.layers) - 1
+    plan = solve(
+        copy_tied_weights(chain),
+        Platform(gpus=2, memory="1M"),
+        scope=Scope(allocation="fixed"),
+        stages=(Stage(layers=(0, last - 1), gpus=(0,)), Stage(layers=(last, last), gpus=(1,))),
+    ).plan
+    assert plan is not None
+    for optimizer, told in (("adamw", []), ("sgd", [1])):
+        report = execute(
+            Job(
+                plan=plan,
+                model="tied_layers:build",
+                microbatches=2,
+                steps=1,
+                optimizer=optimizer,
+                backend="logical",
+            )
+        )
+        # The plan counts two copies in stage 0, which are one parameter there.
+        assert [stage for stage, *_ in report.other_states] == told
