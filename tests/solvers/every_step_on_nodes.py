@@ -13,7 +13,8 @@ from ortools.sat.python import cp_model
 
 from schedopt import Chain, Gpu, Link, Network, Node, NodeLink, Platform, Problem
 from schedopt.network import Duplex
-from tests.solvers.every_training_step import Orders, ReplicatedStage, every_choice, least_ns
+from tests.solvers.every_training_step import Orders, every_choice, least_ns
+from tests.solvers.replicated_stages import ReplicatedStage
 
 Placed = tuple[tuple[int, ...], ...]
 """Of each stage the first GPUs of its replicas."""
