@@ -37,7 +37,8 @@ class Scope:
 
     All of them have one micro-batch for each operation and transfer, and one GPU for each stage
     unless `replicas` says more. Plans of other kinds can be written down, checked and run; no bound
-    speaks of them.
+    speaks of them. `schedopt.check` does not hold the replicas, shards and tensor groups of a plan
+    against its scope.
 
     Parameters
     ----------
@@ -238,20 +239,24 @@ class Scope:
         return ", ".join(words)
 
     def allows(self, stages: Sequence[Stage]) -> bool:
-        """Whether stages have no more replicas, and share no more of their state, than allowed."""
+        """Whether stages have replicas of allowed numbers, which share no more than is allowed."""
         most = max(len(stage.gpus) for stage in stages)
         levels = {stage.shard for stage in stages if len(stage.gpus) > 1}
         allowed = SHARDS[: SHARDS.index(self.shard) + 1]
         large = max(stage.tensor for stage in stages)
+        count = self.microbatches or 0
+        unequal = [stage for stage in stages if count % len(stage.gpus)]
         return (
             allows_most(self.replicas, most)
             and allows_most(self.tensor, large)
             and levels <= {*allowed}
+            and all(self.uneven and stage.shard == "none" for stage in unequal)
         )
 
     def _say_replicas(self) -> str:
         most = "any number of" if self.replicas is None else f"up to {self.replicas}"
-        dealt = ", some of which may run one micro-batch more" if self.uneven else ""
+        others = "" if self.shard == "none" else "or "
+        dealt = f", {others}some of which run one micro-batch more" if self.uneven else ""
         return f"{most} replicas of a stage{_SHARED[self.shard]}{dealt}"
 
 

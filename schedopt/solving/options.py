@@ -146,7 +146,8 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
             "allow",
             field="initial",
             way_out="Start from a plan with one GPU for each stage, or ask for a batch "
-            "(solve.batch), which allows replicas",
+            "(solve.batch), which allows replicas, also of unequal numbers of micro-batches "
+            "(Scope.uneven)",
         )
     if any(item.covers > 1 for item in initial.pattern.items):
         raise InputError(

@@ -65,7 +65,26 @@ def test_replicas_that_do_not_divide_the_micro_batches_run_one_more_or_less() ->
     assert training_step(chain, wide, 5, contiguous(chain)).uneven_counts == ()
     assert scope.covers(contiguous(chain))
     assert not contiguous(chain).covers(scope)
-    assert "some of which may run one micro-batch more" in str(scope)
+    assert str(scope).endswith("replicas of a stage, some of which run one micro-batch more")
+    sharing = str(replace(scope, shard="optimizer"))
+    assert sharing.endswith(" the optimizer state, or some of which run one micro-batch more")
+
+
+def test_a_start_whose_replicas_are_uneven_is_refused_where_they_are_not_asked_for() -> None:
+    # It is shorter than the bound of all steps that are.
+    chain, platform = Chain(layers=(unit(update_ns=1),)), Platform(2, 1000)
+    start = best(chain, platform, 5, uneven=True)
+
+    def again(**more: Any) -> Result:
+        scope = contiguous(chain, **more)
+        return solve(chain, platform, batch=5, scope=scope, initial=start, workers=1)
+
+    assert again(uneven=True).period == start.period
+    assert_refused(again, "initial", way_out="Scope.uneven")
+    stages = plan_of(start).stages
+    sharing = contiguous(chain, uneven=True, microbatches=5, shard="optimizer")
+    assert sharing.allows(stages)
+    assert not sharing.allows([replace(stages[0], shard="optimizer")])
 
 
 def test_what_is_dealt_unevenly_shares_nothing_and_comes_round_soon() -> None:
