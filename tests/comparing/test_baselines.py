@@ -108,9 +108,9 @@ def test_a_named_plan_is_of_the_same_chain_and_says_where_it_runs() -> None:
     assert baseline.note == f"on {other.platform}"
     small = replace(other, platform=Platform(gpus=3, memory=2))
     lacking = named_baseline("now.json", small, plan, 4)
-    # Layers 2 and 3, and what one micro-batch keeps of them: 4 bytes.
-    assert other.stages[2].layers == (2, 3)
-    assert lacking.note == f"on {small.platform}; GPU 2 lacks 2 B"
+    # Layers 1 to 3, and what one micro-batch keeps of them: 6 bytes. A third GPU is of no use.
+    assert other.stages[1].layers == (1, 3)
+    assert lacking.note == f"on {small.platform}; GPU 1 lacks 4 B"
     ours = measure_plan(plan, 4, "ours")
     assert comparison_table(ours, [lacking], "sum").rows[1][5] == "no"
     assert say_best(ours, [lacking]).startswith("None of what it is compared with fits")

@@ -46,6 +46,7 @@ def test_a_fact_has_a_status_and_a_document() -> None:
             "replicas": 1,
             "shard": "none",
             "tensor": 1,
+            "uneven": False,
         },
         "source": "here",
     }
