@@ -155,7 +155,7 @@ class EngineSearch:
                 self._report_bound(low, ProofKind.ENGINE_PATHS)
             searched.append(shape)
             if not (clock.stopped() and answers.exist):
-                if shape.grows:
+                if shape.grows_below(answers.hoped):
                     self._grow(shape, clock, turn_s=0)
                 if shape.is_open and not answers.is_hopeless(shape.low):
                     for start in shape.best_starts():
@@ -213,7 +213,7 @@ class EngineSearch:
             turns = not turns
             if turns and NEAR * best.low < best.known_ns:
                 shape = best
-            if shape.grows:
+            if shape.grows_below(answers.hoped):
                 self._grow(shape, run)
             elif self._compare_all(shape):
                 shape.is_open = False
@@ -228,9 +228,14 @@ class EngineSearch:
     def _grow(self, shape: EngineShape, run: Run, turn_s: float = TURN_S) -> None:
         """Part the cuts of a shape by how many layers ranks and stages have, for a while."""
         end = perf_counter() + turn_s
-        while shape.grows and shape.is_open and not self.answers.is_hopeless(shape.low):
-            for begins in shape.grow(self.answers.hoped, run.stopped):
-                self.answers.offer(shape.cuts, begins)
+        answers = self.answers
+        while (
+            shape.is_open
+            and not answers.is_hopeless(shape.low)
+            and shape.grows_below(answers.hoped)
+        ):
+            for begins in shape.grow(answers.hoped, run.stopped):
+                answers.offer(shape.cuts, begins)
             if perf_counter() >= end or run.stopped():
                 return
 

@@ -85,10 +85,9 @@ class EngineShape:
         if table.begins is not None:
             self.starts.append(table.begins)
 
-    @property
-    def grows(self) -> bool:
-        """Whether its cuts can be parted by how many places ranks and stages have."""
-        return bool(self._runs) and not (self._tree is not None and self._tree.is_done)
+    def grows_below(self, limit: int | None) -> bool:
+        """Whether cuts below a limit, ns, can be parted by what ranks and stages have."""
+        return bool(self._runs) and (self._tree is None or self._tree.grows_below(limit))
 
     def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Part its cuts where the bound is least, and yield good ones near what bounds them.

@@ -58,10 +58,11 @@ class EngineTree:
             lows.append(self._stuck)
         return min(lows, default=None) if self._begun else 0
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to be parted."""
-        return self._begun and not self._open
+    def grows_below(self, limit: int | None) -> bool:
+        """Whether something is left to be parted whose bound is below a limit, ns."""
+        if not self._begun:
+            return True
+        return bool(self._open) and (limit is None or self._open[0][0] < limit)
 
     def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Part the branch of the least bound; yield cuts near the answers of its parts.
@@ -73,14 +74,9 @@ class EngineTree:
             root = Branch({}, self.relaxation.allowed)
             yield from self._visit(root, 0, limit, ROUNDS, stopped)
             return
-        if not self._open:
+        if not self.grows_below(limit):
             return
         low, _, branch, counts = heappop(self._open)
-        if limit is not None and low >= limit:
-            # No other one is below it, and a limit does not rise.
-            self._open.clear()
-            self._stop_at(low)
-            return
         parts = self._order(branch, counts) or self._part(branch, counts)
         if not parts and (begins := self._only_cut(branch)) is not None:
             if self.cuts.may_fit(begins):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from schedopt import (
     Chain,
     InputError,
+    Layer,
     Plan,
     Platform,
     Problem,
@@ -26,6 +27,7 @@ from schedopt import (
 )
 from schedopt.account import fits
 from schedopt.engine import Engine, why_not_stages
+from schedopt.problem import training_step
 from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving import engine_answers
@@ -39,6 +41,7 @@ from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of, prove, why
 from tests.strategies import platforms
+from tests.tensor_groups import two_nodes
 from tests.transformers import transformers
 
 LAYER = layer(1, 2, 1, weight=4, sent=1)
@@ -146,7 +149,7 @@ def test_cp_sat_and_parting_prove_the_best_of_all_cuts(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_step_solver, "MOST_CUTS", 0)
         if not parted:
-            patch.setattr(EngineShape, "grows", False)
+            patch.setattr(EngineShape, "grows_below", lambda shape, limit: False)
         engine_step_solver.solve(problem, run)
     best, least = run.best(), shortest(problem, engine)[0]
     assert (None if best is None else best.pattern.period) == least
@@ -342,3 +345,35 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
     assert len(looked) == 1
     assert run.best() is not None
     assert run.events.left_out
+
+
+def test_where_another_order_might_be_shorter_the_search_ends_as_well() -> None:
+    # The best cut takes 183 ns, and 172 if the one link took its transfers in another order: so it
+    # stays open, and nothing else is left below 183.
+    def each(name: str, forward: int, state: int, sent: int, saved: int, update: int) -> Layer:
+        return Layer(
+            name=name,
+            forward_ns=forward,
+            backward_ns=2,
+            weight_bytes=2 * state + 5,
+            parameter_bytes=state,
+            gradient_bytes=state,
+            optimizer_bytes=5,
+            activation_bytes=sent,
+            saved_bytes=saved,
+            workspace_bytes=1,
+            update_ns=update,
+        )
+
+    inner = (each(f"layers.{n}", 5, 3, 2, 3, 6) for n in range(3))
+    ends = each("embed", 1, 0, 3, 4, 4), each("head", 2, 0, 1, 1, 4)
+    chain = Chain(layers=(ends[0], *inner, ends[1]), input_bytes=1)
+    problem = training_step(chain, two_nodes(1, 62), 6, asked("torchtitan", None))
+    run = Run(problem, time_limit=60)
+    engine_step_solver.EngineSearch(problem, run).run_all()
+    assert not run.stopped()
+    best, bound = run.best(), run.bound(problem.scope)
+    assert best is not None
+    assert bound is not None
+    assert best.pattern.period_total_ns == 183
+    assert 6 * bound == 172

@@ -55,7 +55,7 @@ def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
     cuts, runs = drawn_cuts(problem, data)
     tree, best = EngineTree(cuts, runs, []), shortest(cuts)
     limit = None if best is None else best + 1
-    while not tree.is_done and (best is None or tree.low is None or tree.low < best):
+    while tree.grows_below(limit) and (best is None or tree.low is None or tree.low < best):
         for begins in tree.grow(limit, lambda: False):
             assert len(begins) == cuts.parts
         assert tree.low is None or best is None or tree.low <= best
@@ -64,20 +64,22 @@ def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
 
 @trials(1000, by_day=20)
 @given(steps(), st.data())
-def test_nothing_is_left_to_be_parted_where_all_reaches_the_limit(
-    problem: Problem, data: st.DataObject
-) -> None:
-    """So a search goes on to compare cuts, and does not ask the tree again and again."""
+def test_only_what_is_below_the_limit_is_parted(problem: Problem, data: st.DataObject) -> None:
     cuts, runs = drawn_cuts(problem, data)
     best = shortest(cuts)
     assume(best is not None)
     assert best is not None
     tree, limit = EngineTree(cuts, runs, []), data.draw(st.integers(1, best))
     turns = 0
-    while not tree.is_done and turns < TURNS:
+    while tree.grows_below(limit) and turns < TURNS:
         for _ in tree.grow(limit, lambda: False):
             pass
         turns += 1
-    assert tree.is_done
+    assert turns < TURNS
     assert tree.low is not None
     assert limit <= tree.low <= best
+    # A limit may rise again: then what was left is parted.
+    while tree.grows_below(best + 1):
+        for _ in tree.grow(best + 1, lambda: False):
+            pass
+    assert tree.low == best

@@ -85,7 +85,7 @@ def find_best(shape: EngineShape, stopped: Callable[[], bool]) -> FirstLayers:
     shape.tabulate()
     for begins in shape.best_starts():
         shape.descend(begins, stopped)
-    while shape.grows and shape.is_open and not stopped():
+    while shape.is_open and shape.grows_below(shape.known_ns) and not stopped():
         for _ in shape.grow(shape.known_ns, stopped):
             pass
         if shape.known_ns - shape.low <= PROVEN * shape.low:
