@@ -177,6 +177,8 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     assert bound is not None
     assert least is not None
     assert bound <= least < (run.period() or 0)
+    # Nothing is parted again and again that is parted as far as is of use.
+    assert not run.stopped()
 
 
 def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:
