@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError, naming_file
@@ -16,7 +16,6 @@ from schedopt.profile import Profile, Variant
 from schedopt.validation import show
 
 ProfileSource = Literal["superscaler", "sailor"]
-PROFILE_SOURCES: Final[tuple[ProfileSource, ...]] = get_args(ProfileSource)
 MIB: Final = 2**20
 _PARTS: Final = (
     "model mbs tp part count forward_ns backward_ns weights_bytes activations_shared_bytes "
