@@ -10,6 +10,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 MAKEFLAGS += --jobs=2
+# Else each of some 200 processes compiles all that it imports, torch included.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo docs check compiled test test-all clean
 
@@ -36,9 +38,10 @@ check: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Next to check: one process compiles for all.
+# Next to check: one process compiles for all, and collects, by which pytest compiles the tests.
 compiled: $(VENV)/installed-test
 	$(BIN)/python -m tests.compiled
+	-@$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
