@@ -58,7 +58,8 @@ class Lean:
 
     Attributes
     ----------
-    kind : LeanTuple
+    _numba_type_ : LeanTuple
+        Its type, where numba looks for it without a call of Python.
     address : int
         Of a word of eight bytes for each number, for where each array begins, and for each axis.
     """
@@ -67,7 +68,7 @@ class Lean:
         layout, words = _read(value)
         if layout not in _KINDS:
             _KINDS[layout] = _kind_of(cast(Any, numba).typeof(value))
-        self.kind = _KINDS[layout]
+        self._numba_type_ = _KINDS[layout]
         self._value, self._words = value, np.array(words, dtype=np.int64)
         self.address = _address_of(self._words)
 
@@ -108,11 +109,6 @@ def _read(value: Any) -> tuple[Any, list[int]]:
 
 def _address_of(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-@extending.typeof_impl.register(Lean)
-def _type_of(value: Lean, _: Any) -> LeanTuple:
-    return value.kind
 
 
 @extending.unbox(LeanTuple)
