@@ -234,11 +234,12 @@ def _pair_ends(lists: Lists) -> Iterator[tuple[_Position, _Position]]:
         own = rank if part is None else part.source if action.is_send else part.target
         if own != rank:
             raise broken(rank, action, f"is there, and not on rank {own}")
-        if action.other_end.stage < 0:
+        wanted = action.other_end
+        if wanted.stage < 0:
             raise broken(rank, action, "is of the first stage, which has none before it")
-        other = ends.get(action.other_end)
+        other = ends.get(wanted)
         if other is None:
-            raise broken(rank, action, f"has no other end {action.other_end} on any rank")
+            raise broken(rank, action, f"has no other end {wanted} on any rank")
         if other[0] == rank:
             raise broken(rank, action, "is sent to its own rank")
         yield position, position if action.is_send else other
