@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -62,14 +63,18 @@ def transformer(count: int) -> Chain:
     return named("embed", *(f"layers.{n}" for n in range(count)), "head")
 
 
+@cache
+def stage(first: int, last: int, gpu: int) -> Stage:
+    """Return a stage, of which millions are asked for, and few differ."""
+    return Stage(layers=(first, last), gpus=(gpu,))
+
+
 def every_stages(chain: Chain, ranks: int, parts: int) -> Iterator[tuple[Stage, ...]]:
     """Yield all ways to cut a chain, with stages inside that have no layers, whoever runs them."""
     layers = len(chain.layers)
     for cuts in combinations_with_replacement(range(1, layers), parts - 1):
         ends = (0, *cuts, layers)
-        yield tuple(
-            Stage(layers=(ends[i], ends[i + 1] - 1), gpus=(i % ranks,)) for i in range(parts)
-        )
+        yield tuple(stage(ends[i], ends[i + 1] - 1, i % ranks) for i in range(parts))
 
 
 def shortest(problem: Problem, engine: Engine) -> tuple[Fraction | None, Fraction | None]:
