@@ -12,6 +12,7 @@ from schedopt.profiling import Model, estimate
 from schedopt.profiling.faking import is_fake, without_memory
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.roofline import FlopClock
+from tests.budgets import nightly_but
 from tests.profiling.networks import BATCH, estimated_tiny, profiled_tiny, tiny
 
 NANO = 10**9
@@ -27,7 +28,7 @@ BYTES = (
 FAMILIES = ("gpt2", "gpt2-tied", "llama", "bert", "vit", "resnet18")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but("bert", FAMILIES))
 def test_an_estimate_is_a_profile_but_for_times_and_counters_of_steps(family: str) -> None:
     measured, estimated = profiled_tiny(family), estimated_tiny(family)
     assert measured.recipe == estimated.recipe

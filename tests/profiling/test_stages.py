@@ -39,7 +39,7 @@ def run_stage(stage: list[Piece], received: Tensor | None, inputs: dict[str, Ten
 FAMILIES = [name for name in TINY if name != "gpt2-dropout"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but("llama", FAMILIES))
 def test_every_stage_adds_up(family: str) -> None:
     assert_stages_add_up(tiny(family), profiled_tiny(family))
 

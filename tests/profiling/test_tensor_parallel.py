@@ -166,6 +166,7 @@ COMMAND = ("schedopt", "profile", f"hf:{LLAMA}", "--seq", str(SEQ), "--batch", s
 
 
 @pytest.mark.torch
+@pytest.mark.nightly
 def test_what_is_measured_has_the_bytes_of_what_is_estimated(tmp_path: Path) -> None:
     assert "new" in torchrun(*COMMAND, folder=tmp_path)
     measured = Profile.load(tmp_path / "many.json")

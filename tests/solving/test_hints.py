@@ -116,7 +116,7 @@ def test_of_stages_that_are_given(
     ],
     ids=str,
 )
-@trials(60)
+@trials(60, by_day=3)
 @given(
     chain=short_chains(longest=4),
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),

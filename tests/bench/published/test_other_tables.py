@@ -21,16 +21,20 @@ from tests.bench.published.other_tables import (
     OTHER,
     SHIPPED,
     Documents,
+    doubled,
     lines,
     renamed,
     shipped,
     turned,
+    unmeasured,
+    unprofiled,
     write,
 )
 from tests.cli.commands import printed, run
 
 LONG = ("zb-1p", "zb-2p", "several nodes")
 """Tests whose predictions take longer."""
+BY_DAY = (renamed, doubled, unprofiled, unmeasured)
 
 
 def measured(cases: list[Case]) -> RecordFile:
@@ -62,7 +66,13 @@ def check_accounts(documents: Documents, folder: Path) -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize("other", [pytest.param(one, id=one.__name__) for one in OTHER])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(one, id=one.__name__, marks=[] if one in BY_DAY else pytest.mark.nightly)
+        for one in OTHER
+    ],
+)
 def test_no_line_is_lost(other: Callable[[Documents], None], tmp_path: Path) -> None:
     documents = shipped()
     other(documents)
