@@ -15,6 +15,7 @@ from schedopt.profiling.outline import Outline
 from schedopt.profiling.pieces import Piece, try_out
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.roofline import FlopClock
+from tests.budgets import nightly_but
 from tests.profiling.networks import BATCH, TINY, mixed, tiny
 
 FLOAT = 4
@@ -54,7 +55,7 @@ def permanent(model: Model) -> Meter:
     return Meter([*model.module.parameters(), *model.module.buffers(), *model.tensors.values()])
 
 
-@pytest.mark.parametrize("name", [*TINY, "mixed"])
+@pytest.mark.parametrize("name", [*nightly_but("gpt2-tied", TINY), "mixed"])
 def test_a_sweep_whole_or_in_halves_makes_the_gradients_of_the_whole_model(name: str) -> None:
     model = doubled() if name == "mixed" else tiny(name, "float64")
     whole = copy.deepcopy(model.module)
@@ -178,7 +179,7 @@ def test_a_stack_of_operators_holds_inputs_and_gradients_of_outputs_of_all_its_w
     assert held[1] == FLOAT * (inputs + gradients_of_outputs)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", nightly_but("resnet18", TINY))
 def test_all_that_was_taken_is_given_back(name: str) -> None:
     model = tiny(name)
     pieces = swept(model)
