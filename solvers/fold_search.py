@@ -1,33 +1,199 @@
-"""Steps of the equal parts of a job, found by the search for steps of pipelines.
+"""Steps of the equal parts of a job, whose stages lie anywhere.
 
 A fold of g parts runs the same step g times, each on its part of the GPUs and micro-batches, and
-adds the gradients of all of them up. In a part a stage has one GPU; its stages may lie anywhere.
+adds the gradients of all of them up. In a part a stage has one GPU. A compiled annealing moves
+layers from GPU to GPU (`PlacedFolds`), and the search for steps of pipelines takes what time is
+left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain, repeat, zip_longest
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from schedopt.chain import Layer
-from schedopt.plan import Plan
+from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.rule import Rule
 from schedopt.solvers.step import solve as solve_step
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
 from schedopt.solving.run import Run
-from schedopt.stage import Shard
+from schedopt.stage import Shard, Stage
+from schedopt.systems.flush_step import Turn
 from schedopt.systems.list_scheduler import TooManyTasks
 from schedopt.systems.steps import without_updates
+
+if TYPE_CHECKING:
+    from schedopt.solving.flush_search.search import FlushSearch
+    from schedopt.solving.flush_search.state import Choice
 
 MOST_LEFT: Final = 0.75
 """Of the time of a search, that it may leave where it is worth to be repeated."""
 STEPS_OF_PART: Final = 4
 """That are laid out at least when a part of a fold is searched."""
+FIRST_WORK: Final = 20_000_000
+"""Moves from each start, times GPUs and operations of a part: about what they take."""
+WORK: Final = 100_000_000
+"""The same from the best one on."""
+MOST_MOVES: Final = 20_000
+"""Of one annealing."""
+MOST_OPERATIONS: Final = 20_000
+"""Of a step whose layers are moved."""
+NEAR: Final = 1.05
+"""Over the best fold, up to which another one is searched on."""
+FAR: Final = 1.15
+"""Over the best step, from which on no more starts of a fold are tried."""
+MOST_IDLE: Final = 12
+"""Annealings in a row that may find nothing shorter."""
+REST: Final = 4
+"""How much longer than it takes to lay a step out the search goes on before the next one is."""
+
+
+class PlacedFolds:
+    """Steps of folds, found by moving layers from GPU to GPU.
+
+    Parameters
+    ----------
+    problem : Problem
+    run : Run
+        For its seed, and the moves that it may make at most (`work_limit`).
+    """
+
+    def __init__(self, problem: Problem, run: Run) -> None:
+        self.problem = problem
+        self._searches: dict[int, FlushSearch] = {}
+        self._starts = self._list_starts(run.seed)
+        self._moves_left = run.work_limit
+        self._told_ns: int | None = None
+
+    def propose(self, run: Run) -> Iterator[Plan]:
+        """Yield steps as they are found, as long as the run has time.
+
+        The best is laid out in the end, and others where that takes little of the time.
+        """
+        clock, idle, turn, ended = run.clock, 0, 0, run.clock.seconds()
+        self._starts = chain(self._starts, self._start_from(run.best()))
+        while not (run.stopped() or run.settled() or self._moves_left == 0):
+            fold, start = next(self._starts, (0, None))
+            before = self.least_ns()
+            if start is not None:
+                if self._may_be_best(fold, run):
+                    self._searches[fold].begin(start, self._moves(fold, FIRST_WORK))
+            elif idle < MOST_IDLE and (near := self._near()):
+                idle, turn = idle + 1, turn + 1
+                fold = near[turn % len(near)]
+                self._searches[fold].improve(self._moves(fold, WORK))
+                idle = idle if self.least_ns() == before else 0
+            else:
+                break
+            needed = OPERATION_S * self._operations(1)
+            if start is None and clock.seconds() - ended > REST * needed:
+                yield from self._lay_out(run)
+                ended = clock.seconds()
+        yield from self._lay_out(run)
+
+    def _list_starts(self, seed: int) -> Iterator[tuple[int, Choice]]:
+        """Yield placements to start from, of one fold after the other in turn."""
+        from schedopt.solving.flush_search.search import FlushSearch
+
+        starts: list[Iterator[tuple[int, Choice]]] = []
+        for fold in reversed(list_folds(self.problem)):
+            if self._operations(fold) <= MOST_OPERATIONS and self.problem.scope.memory == "peak":
+                inner = _fold(self.problem, fold, None)
+                search = FlushSearch(inner, _sync_ns(self.problem, fold), seed)
+                self._searches[fold] = search
+                starts.append(zip(repeat(fold), search.starts(), strict=False))
+        for found in zip_longest(*starts):
+            yield from (one for one in found if one is not None)
+
+    def _start_from(self, best: Plan | None) -> Iterator[tuple[int, Choice]]:
+        """Yield what the best step chooses, if each of its stages has one GPU in each part."""
+        groups = {stage.gpus for stage in best.stages} if best is not None else set()
+        sizes, gpus = {len(group) for group in groups}, [gpu for group in groups for gpu in group]
+        if best is None or len(sizes) != 1 or len(set(gpus)) < len(gpus):
+            return
+        fold = sizes.pop()
+        if fold in self._searches and not any(stage.tensor > 1 for stage in best.stages):
+            start = self._searches[fold].start_of(best.stages)
+            if start is not None:
+                yield fold, start
+
+    def _operations(self, fold: int) -> int:
+        """Return about how many forwards and backwards a part has."""
+        gpus, count = len(self.problem.platform.gpus), self.problem.scope.microbatches or 1
+        return 2 * min(len(self.problem.chain.layers), 4 * gpus // fold) * (count // fold)
+
+    def _moves(self, fold: int, work: int) -> int:
+        """Return how many moves an annealing makes, and count them."""
+        gpus = len(self.problem.platform.gpus) // fold
+        moves = min(MOST_MOVES, max(1, work // (gpus * self._operations(fold))))
+        if self._moves_left is not None:
+            moves = min(moves, self._moves_left)
+            self._moves_left -= moves
+        return moves
+
+    def least_ns(self) -> int:
+        """Return the shortest step so far, laid out or not, ns; `NEVER` or more: there is none."""
+        return min((one.makespan_ns for one in self._searches.values()), default=NEVER)
+
+    def _may_be_best(self, fold: int, run: Run) -> bool:
+        """Whether the work of a fold, what follows it, and what was found leave room for the best.
+
+        What is far behind after a start stays behind.
+        """
+        search, best, least = self._searches[fold], run.period(), Fraction(self.least_ns())
+        if best is not None:
+            least = min(least, best * (self.problem.scope.microbatches or 1))
+        behind = search.is_found() and search.makespan_ns > FAR * least
+        return search.least_load_ns() < least and not behind
+
+    def _near(self) -> list[int]:
+        """Return the folds whose best step may become the best of all, the first one that is."""
+        known = {fold: one.makespan_ns for fold, one in self._searches.items() if one.is_found()}
+        limit = NEAR * min(known.values(), default=0)
+        return sorted((fold for fold in known if known[fold] <= limit), key=known.__getitem__)
+
+    def _lay_out(self, run: Run) -> Iterator[Plan]:
+        """Yield the best step, if it is shorter than that of the run and was not yet."""
+        near, best, count = self._near(), run.period(), self.problem.scope.microbatches or 1
+        if not near or self.least_ns() == self._told_ns:
+            return
+        fold, self._told_ns = near[0], self.least_ns()
+        if best is not None and self._told_ns >= best * count:
+            return
+        stages, turns = self._searches[fold].found()
+        with suppress(TooManyTasks):
+            if self.problem.scope.split_backward:
+                yield _unfold(self.problem, stages, _in_halves(turns), fold)
+            yield _unfold(self.problem, stages, turns, fold)
+
+
+def _in_halves(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Yield turns with the halves of each backward one right behind the other."""
+    for kind, stage, i in turns:
+        halves: tuple[Kind, ...] = ("I", "W") if kind == "B" else (kind,)
+        for half in halves:
+            yield half, stage, i
+
+
+def _sync_ns(problem: Problem, fold: int) -> list[int]:
+    """Return about how long gradients, update and weights of each layer take in a fold, ns."""
+    link = problem.platform.link_between(0, 1) if fold > 1 else None
+    sharded = problem.scope.shard != "none"
+    found = []
+    for layer in problem.chain.layers:
+        update, gradient = layer.update_ns or 0, layer.gradient_bytes or 0
+        back = (layer.parameter_bytes or 0) if sharded else gradient
+        chunks = [-(-count // fold) for count in (gradient, back) if count]
+        sent = 0 if link is None else sum(map(link.transfer_ns, chunks))
+        found.append((fold - 1) * sent + (-(-update // fold) if sharded else update))
+    return found
 
 
 def propose_again(problem: Problem, run: Run) -> Iterator[Plan]:
@@ -68,8 +234,10 @@ def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iter
         solve_step(inner, part)
         best = part.best()
         if best is not None:
+            operations = sorted(best.pattern.operations, key=attrgetter("start_ns"))
+            turns = ((one.kind, one.stage, one.shift) for one in operations)
             with suppress(TooManyTasks):
-                yield _unfold(problem, best, fold)
+                yield _unfold(problem, best.stages, turns, fold)
 
 
 def list_folds(problem: Problem) -> list[int]:
@@ -130,9 +298,9 @@ def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
     return replace(without_updates(layer), weight_bytes=layer.weight_bytes - whole + home)
 
 
-def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
+def _unfold(problem: Problem, part: Iterable[Stage], turns: Iterable[Turn], fold: int) -> Plan:
     """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`."""
-    width = len(part.platform.gpus)
+    width = len(problem.platform.gpus) // fold
     shard: Shard = "none" if fold == 1 or problem.scope.shard == "none" else "optimizer"
     stages = [
         replace(
@@ -140,12 +308,7 @@ def _unfold(problem: Problem, part: Plan, fold: int) -> Plan:
             gpus=tuple(gpu + copy * width for gpu in stage.gpus for copy in range(fold)),
             shard=shard,
         )
-        for stage in part.stages
+        for stage in part
     ]
-    operations = sorted(part.pattern.operations, key=attrgetter("start_ns"))
-    turns = (
-        (operation.kind, operation.stage, operation.shift * fold + copy)
-        for operation in operations
-        for copy in range(fold)
-    )
-    return lay_out_turns(problem, stages, turns)
+    every = ((kind, stage, i * fold + copy) for kind, stage, i in turns for copy in range(fold))
+    return lay_out_turns(problem, stages, every)

@@ -21,7 +21,7 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
-from schedopt.solvers.fold_search import list_folds, needed_s
+from schedopt.solvers.fold_search import PlacedFolds, list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
 from schedopt.solvers.grid_steps import propose as propose_steps
@@ -30,6 +30,7 @@ from schedopt.solvers.short_steps import propose as propose_short
 from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solvers.step_reports import StepReports, report_valid
 from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 
@@ -40,16 +41,22 @@ SHARE: Final = 0.9
 """Of the time, for better contiguous stages."""
 FIRST_SHARE: Final = 0.5
 """Of the time, for the first contiguous stages, before steps of other kinds are looked at."""
+FIRST_SHARE_BESIDE: Final = 0.3
+"""The same where stages may lie anywhere."""
 SHARE_OF_SEEDS: Final = 0.25
 """Of what is left then, for the first cuts on the grids of engines."""
 MOST_OF_OTHERS: Final = 0.3
 """Of the time, for the steps of published systems."""
+FIRST_SHARE_OF_PLACED: Final = 0.5
+"""Of the time left then, for layers that move from GPU to GPU, before contiguous ones go on."""
+SHARE_OF_PLACED: Final = 0.7
+"""Of the time left in the end, for the same."""
 SHARE_OF_ENGINES: Final = 0.5
 """Of the time of a single worker, for better steps of engines, where those are ahead."""
 SHARE_BEHIND: Final = 1 / 7
-"""Of that time, where they are not."""
+"""Of that time, where they are not; and for contiguous stages, where others are ahead of them."""
 SHARE_BEFORE_OTHERS: Final = 0.5
-"""Of that, where stages may lie anywhere, unless it still finds better ones."""
+"""Of the time for those, where stages may lie anywhere, unless it still finds better ones."""
 SHARE_OF_LESS: Final = 0.5
 """Of that, for stages that share the optimizer state at most, where they may share more."""
 NEAR: Final = 1.01
@@ -97,17 +104,24 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             for plan in propose_folds(narrow, run, longest=FIRST_S):
                 report_valid(plan, run)
     if anywhere:
+        COMPILATIONS["flush_search"].start()
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
     step, fold = read_step(problem), find_fold(problem)
     searches: list[StepReports] = []
-    cutoff = partial(_least_ns, problem, searches)
+    placed = PlacedFolds(problem, run) if anywhere else None
+    cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
         _prove(with_halves(step), run)
         if fits(step) and not _search_parts(problem, fold, run, engines=engines):
             searches += _begin(step, run)
+    if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
+        # They begin from contiguous stages, too.
+        for one in searches:
+            one.lay_out_best()
+        _place(placed, run, FIRST_SHARE_OF_PLACED)
     if own is not None:
         own.seed(_seeds_s(searches, run))
     for one in searches:
@@ -117,11 +131,15 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     part = run.fork(run.workers, SHARE)
     part.clock.shorten(engines_s or 0.0)
     others = anywhere and fold == 1 and _has_time_for_others(problem, part)
-    _improve(searches, part, SHARE_BEFORE_OTHERS if others else None)
+    ahead = placed is not None and placed.least_ns() == cutoff()
+    before = SHARE_BEHIND if ahead else SHARE_BEFORE_OTHERS
+    _improve(searches, part, before if others else None)
     if own is not None:
         own.improve(engines_s)
     for plan in propose_short(problem, run):
         report_valid(plan, run)
+    if placed is not None:
+        _place(placed, run, SHARE_OF_PLACED)
     if anywhere and COMPILATIONS["local_search"].wait(run, late=False):
         propose = propose_folds_again if _is_through(searches) else propose_folds
         for plan in propose(problem, run):
@@ -131,17 +149,28 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         _improve(searches[-1:], run.fork(run.workers, 1.0), None)
 
 
+def _place(placed: PlacedFolds, run: Run, share: float) -> None:
+    """Move layers from GPU to GPU in a share of the time."""
+    if COMPILATIONS["flush_search"].wait(run, late=False):
+        for plan in placed.propose(run.fork(run.workers, share)):
+            report_valid(plan, run)
+
+
 def _is_through(searches: Sequence[StepReports]) -> bool:
     """Whether more time would be of no use to contiguous stages."""
     return all(one.search.is_through or one.search.candidates.is_enough() for one in searches)
 
 
-def _least_ns(problem: Problem, searches: Sequence[StepReports]) -> int | None:
-    """Return the best contiguous step, ns, laid out or not; None where links may lengthen it."""
+def _least_ns(
+    problem: Problem, searches: Sequence[StepReports], placed: PlacedFolds | None
+) -> int | None:
+    """Return the best step of ours, ns, laid out or not; None where links may lengthen it."""
     if not problem.platform.uniform:
         return None
-    found = (one.search.candidates.best for one in searches)
-    return min((best[0].makespan_ns for best in found if best), default=None)
+    found = [best[0].makespan_ns for one in searches if (best := one.search.candidates.best)]
+    if placed is not None and placed.least_ns() < NEVER:
+        found.append(placed.least_ns())
+    return min(found, default=None)
 
 
 def _seeds_s(searches: Sequence[StepReports], run: Run) -> float | None:
@@ -221,7 +250,9 @@ def _begin(step: StepData, run: Run) -> list[StepReports]:
     from schedopt.solving.replicas.stages import read_step
     from schedopt.solving.replicas.step_bound import fits
 
-    problem, part, left = step.problem, run.fork(run.workers, FIRST_SHARE), run.remaining()
+    problem, left = step.problem, run.remaining()
+    share = FIRST_SHARE_BESIDE if problem.scope.allocation == "general" else FIRST_SHARE
+    part = run.fork(run.workers, share)
     enough_ns, narrower = _enough_ns(problem, run), []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
@@ -232,7 +263,7 @@ def _begin(step: StepData, run: Run) -> list[StepReports]:
     widest = StepSearch(step, part, proposals=proposals, enough_ns=enough_ns)
     searches = [*narrower, StepReports(widest, run)]
     for one in searches:
-        one.follow(one.search.begin(), (1 - FIRST_SHARE) * max(0.0, left or 0.0))
+        one.follow(one.search.begin(), (1 - share) * max(0.0, left or 0.0))
         widest.candidates.take(one.search.candidates)
     return searches
 

@@ -62,7 +62,8 @@ def hybrid_case(chain: Chain, gpus: int, level: str) -> Case:
         problem = ask(chain, gpus, memory)
         step = _read(problem)
         cases.compile_search()
-        COMPILATIONS["replicas"].compile_here()
+        for room in ("replicas", "flush_search"):
+            COMPILATIONS[room].compile_here()
         figures: dict[str, Any] = {
             "layers": len(chain.layers),
             "memory_bytes": memory,

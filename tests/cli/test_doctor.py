@@ -26,7 +26,8 @@ def test_it_says_what_is_there() -> None:
     assert re.match(r"\d+ cores? of \d+", found["Cores"]["found"])
     assert found["Extra torch"]["found"].startswith("torch 2")
     assert not found["Extra torch"]["advice"]
-    assert {"Search local_search", "Search replicas", "Code kept in"} <= {*found}
+    searches = {f"Search {room}" for room in ("local_search", "replicas", "flush_search")}
+    assert {*searches, "Code kept in"} <= {*found}
 
 
 def test_what_is_not_there_has_a_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_rooms_are_compiled_one_after_the_other(
         thread.start()
     for thread in both:
         thread.join()
-    assert most == [1, 1]
+    assert most == [1] * len(COMPILATIONS)
 
 
 def test_a_stop_does_not_wait_for_the_process(started: list[Popen[bytes]]) -> None:

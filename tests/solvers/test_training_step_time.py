@@ -14,8 +14,11 @@ from schedopt.problem import training_step, widest_step
 from schedopt.solvers import fold_search, grid_steps, step_reports
 from schedopt.solvers import training_step as solver
 from schedopt.solving.clock import Clock
-from schedopt.solving.replicas.layout import lay_out
+from schedopt.solving.flush_search.search import FlushSearch
+from schedopt.solving.replicas.layout import lay_out, lay_out_turns
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
+from schedopt.systems.flushes import one_f_one_b_order
 from tests.budgets import trials
 from tests.examples import layer
 from tests.solvers.training_steps import training_steps
@@ -95,3 +98,30 @@ def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
         # It may lack room for what comes before it is read.
         assert {violation.kind for violation in check(plan)} <= {"memory"}
     assert not any(grid_steps.propose(problem, 1e-6))
+
+
+def test_layers_that_move_make_steps_of_folds() -> None:
+    problem = problem_of(4)
+    found = [
+        [*fold_search.PlacedFolds(problem, run).propose(run)]
+        for run in (Run(problem, work_limit=300), Run(problem, work_limit=300))
+    ]
+    assert found[0]
+    assert found[0] == found[1]
+    assert [check(plan) for plan in found[0]] == [()] * len(found[0])
+
+
+def test_layers_move_on_from_the_best_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlushSearch, "starts", lambda _: iter(()))
+    problem = problem_of(4)
+    run = Run(problem, work_limit=50)
+    assert not [*fold_search.PlacedFolds(problem, run).propose(run)]
+    stages = [Stage(layers=(n, n), gpus=(n,)) for n in range(4)]
+    turns = [*one_f_one_b_order(4, 4)]
+    run.report(lay_out_turns(problem, stages, turns))
+    placed = fold_search.PlacedFolds(problem, run)
+    for plan in placed.propose(run):
+        run.report(plan)
+    best = run.best()
+    assert best is not None
+    assert placed.least_ns() <= best.pattern.period_total_ns

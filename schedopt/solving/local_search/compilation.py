@@ -32,7 +32,7 @@ NOT_READY: Final = "the search was still being compiled, once on a machine: the 
 """What is said where time was up before."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
-COMPILED_ROOMS: Final = ("local_search", "replicas")
+COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search")
 """Rooms of `schedopt.solving` in which functions are compiled."""
 
 
@@ -166,6 +166,11 @@ COMPILATIONS: Final = {
             "replicas",
             "schedopt.solving.replicated_dp:compile_search",
             "least_spans._find_least_spans",
+        ),
+        Compilation(
+            "flush_search",
+            "schedopt.solving.flush_search.search:compile_search",
+            "annealing._anneal",
         ),
     )
 }
