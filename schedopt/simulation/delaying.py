@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,11 +17,14 @@ from schedopt.account.timeline import Interval, Timeline
 from schedopt.network import Resource
 from schedopt.plan import Plan, Transfer
 
+_OTHERS: Final = -1
 _ROUNDS: Final = 8
 """Where transfers make room for each other around the period, so often at most."""
 
 
-def delay_transfers(plan: Plan, first: Collection[int] = ()) -> Plan:
+def delay_transfers(
+    plan: Plan, first: Collection[int] = (), taken: Iterable[tuple[Resource, int, int]] = ()
+) -> Plan:
     """Return the plan with each activation and gradient sent as late as links and its reader allow.
 
     One transfer after the other takes the last gap of its links before its reader starts, those
@@ -35,14 +38,17 @@ def delay_transfers(plan: Plan, first: Collection[int] = ()) -> Plan:
         GPUs that have no room for what waits. If there are any, all transfers are laid out anew,
         those to these GPUs before the others, which may then come earlier than before. Where they
         do not come in time the plan is what it is without.
+    taken : iterable of (resource, int, int)
+        Links that something else than the transfers of the plan has, from when on and how long, ns.
     """
     if not any(transfer.is_boundary for transfer in plan.pattern.transfers):
         return plan
     if plan.pattern.is_short:
         return plan
-    links = _Links(plan)
+    taken = [*taken]
+    links = _Links(plan, taken)
     if first and not links.lay_out(first):
-        links = _Links(plan)
+        links = _Links(plan, taken)
     waiting = sorted(links.movable, key=lambda sent: -sent.deadline_ns)
     for _ in range(_ROUNDS):
         if not sum(links.delay(sent) for sent in waiting):
@@ -94,11 +100,13 @@ class _Users:
 
 
 class _Links:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, taken: Iterable[tuple[Resource, int, int]]) -> None:
         self.timeline = timeline = Timeline(plan)
         # Engines recompute inside the backward.
         self.inside = plan.scope.engine is not None
         self.users: dict[Resource, _Users] = defaultdict(_Users)
+        for resource, start, length in taken:
+            self.users[resource].add(start, length, _OTHERS)
         every: dict[int, _Sent] = {}
         for transfer, first, source, _, run in timeline.transfers():
             sent = every.setdefault(id(transfer), _Sent(transfer, len(every)))

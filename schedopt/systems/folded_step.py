@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, Literal
 
 from schedopt.account.shard_owners import part_of
-from schedopt.account.timeline import Timeline, stage_bytes
+from schedopt.account.timeline import stage_bytes
 from schedopt.errors import InputError
-from schedopt.folding import Twins, find_twins, ring
+from schedopt.folding import Ring, Twins, find_twins, ring
 from schedopt.network import Resource
-from schedopt.plan import Collective, Operation, Plan, Transfer
+from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
 from schedopt.problem import Scope
 from schedopt.rule import Rule
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.stage import Stage
-from schedopt.systems.collectives import hop
+from schedopt.systems.collectives import BEHIND, hop
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, with_recompute
+from schedopt.systems.steady_state import Name, Named
 from schedopt.tied_weights import exchanging_stages
+from schedopt.transfer import Mode
 
 _APART: Final = "the parts of a fold have GPUs and links of their own that are alike"
 
@@ -69,7 +71,6 @@ def folded_step(
                 field=f"stages[{number}].shard",
                 way_out="Shard the optimizer state at most, or take no fold",
             )
-    part = _part_of_step(config, stages, fold, turns)
     rule = config.flush_rule(replicated=True)
     scope = Scope(
         allocation="general",
@@ -80,6 +81,7 @@ def folded_step(
         max_k=None,
         engine=config.engine,
     )
+    empty = Pattern(k=config.microbatches, period_total_ns=1, operations=(), fold=fold)
     plan = Plan(
         chain=config.chain,
         platform=config.platform,
@@ -87,9 +89,10 @@ def folded_step(
         scope=scope,
         variants=config.variants,
         stages=tuple(stages),
-        pattern=replace(part.pattern, k=config.microbatches, fold=fold),
+        pattern=empty,
     )
-    return _Ending(plan, part, twins, copies).finish()
+    pattern = _PartOfStep(config, plan, twins).lay_out(turns, copies)
+    return replace(plan, pattern=replace(pattern, k=config.microbatches, fold=fold))
 
 
 def _list_copies(config: SystemConfig, stages: Sequence[Stage], fold: int) -> Iterator[Transfer]:
@@ -102,115 +105,108 @@ def _list_copies(config: SystemConfig, stages: Sequence[Stage], fold: int) -> It
                 yield hop("weight_gradient", target, 0, ends, mode="reduce", source_stage=source)
 
 
-def _part_of_step(
-    config: SystemConfig, stages: Sequence[Stage], fold: int, turns: Iterable[Turn]
-) -> Plan:
-    """Return what the first part does before anything is added up, sent as late as it can be."""
-    alone = [replace(stage, gpus=stage.gpus[::fold], shard="none") for stage in stages]
-    part = replace(config, microbatches=config.microbatches // fold)
-    scheduler = part.scheduler(Rule(), alone)
-    for kind, stage, i in with_recompute(alone, turns):
-        scheduler.run(kind, stage, i)
-    scheduler.settle()
-    scope = Scope(microbatches=part.microbatches, max_k=None, engine=config.engine)
-    return delay_transfers(scheduler.plan(scheduler.step(part.microbatches), scope))
+class _PartOfStep:
+    """What the first part of a fold does, with the collectives of all parts, which it waits for."""
 
+    def __init__(self, config: SystemConfig, plan: Plan, twins: Twins) -> None:
+        self.plan, self.twins, fold = plan, twins, plan.pattern.fold
+        alone = [replace(one, gpus=one.gpus[::fold], shard="none") for one in plan.stages]
+        self.config = replace(config, microbatches=config.microbatches // fold)
+        self.scheduler = self.config.scheduler(Rule(), alone, ordered=False)
+        self.ran: dict[int, Name] = {}
+        """The last operation of a GPU."""
+        self.made: dict[tuple[int, int], Name] = {}
+        """The last backward of a stage on a GPU."""
 
-@dataclass
-class _Ending:
-    """What follows the last backwards: each collective as soon as all its links are free."""
+    def lay_out(self, turns: Iterable[Turn], copies: Iterable[Transfer]) -> Pattern:
+        """Return the pattern, in which tensors between stages are sent as late as they can be."""
+        scheduler = self.scheduler
+        for kind, stage, i in with_recompute(scheduler.stages, turns):
+            gpu = scheduler.stages[stage].gpu(i)
+            scheduler.run(kind, stage, i, after=[*self.before(gpu)], priority=1)
+            self.ran[gpu] = (kind, stage, i)
+            if kind in ("B", "W"):
+                self.made[stage, gpu] = self.ran[gpu]
+        came = self.send_copies(copies)
+        for stage in reversed(range(len(scheduler.stages))):
+            gpus = scheduler.stages[stage].gpus
+            self.apply(stage, [[self.made[stage, gpu], *came[stage, gpu]] for gpu in gpus])
+        scheduler.settle()
+        whole = scheduler.step(self.config.microbatches)
+        own = tuple(item for item in whole.operations if item.kind != "U")
+        scope = Scope(microbatches=whole.k, max_k=None, engine=self.config.engine)
+        part = scheduler.plan(replace(whole, operations=own, collectives=()), scope)
+        late = delay_transfers(part, taken=self.taken(whole))
+        return replace(whole, transfers=late.pattern.transfers)
 
-    plan: Plan
-    part: Plan
-    twins: Twins
-    copies: list[Transfer]
-    busy: dict[Resource, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    operations: list[Operation] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
-    end_ns: int = 0
+    def before(self, gpu: int) -> Iterator[Name]:
+        """Yield what a GPU runs before what comes next."""
+        if gpu in self.ran:
+            yield self.ran[gpu]
 
-    def finish(self) -> Plan:
-        """Add the collectives and updates of all stages, those that are ready first."""
-        pattern = self.plan.pattern
-        timeline = Timeline(self.part)
-        self.end_ns = pattern.period_total_ns
-        last = [0] * len(self.part.stages)
-        made: dict[tuple[int, int], int] = defaultdict(int)
-        for item, _, run in timeline.operations():
-            self.busy["gpu", run.gpu, run.gpu].append((run.start_ns, run.end_ns))
-            if item.kind in ("B", "W"):
-                last[item.stage] = max(last[item.stage], run.end_ns)
-                made[item.stage, run.gpu] = max(made[item.stage, run.gpu], run.end_ns)
-        for sent, _, source, _, run in timeline.transfers():
-            for resource in timeline.route(sent, source, run.gpu):
-                self.busy[resource].append((run.start_ns, run.end_ns))
-        sent_copies = [*self.send_copies(timeline, made, last)]
-        for stage in sorted(range(len(last)), key=last.__getitem__):
-            ended = self.apply(stage, last[stage])
-            self.end_ns = max(self.end_ns, ended)
-        finished = replace(
-            pattern,
-            period_total_ns=self.end_ns,
-            operations=(*pattern.operations, *self.operations),
-            transfers=(*pattern.transfers, *sent_copies),
-            collectives=tuple(self.collectives),
-        )
-        return replace(self.plan, pattern=finished)
-
-    def send_copies(
-        self, timeline: Timeline, made: Mapping[tuple[int, int], int], last: list[int]
-    ) -> Iterator[Transfer]:
-        """Yield what goes to copies, each as soon as it is whole; collectives wait for it."""
-        for item in self.copies:
-            source, target, _ = timeline.ends(item, item.shift)
-            length = timeline.transfer_ns(item, item.shift)
+    def send_copies(self, copies: Iterable[Transfer]) -> dict[tuple[int, int], list[Named]]:
+        """Send to copies what is added to their gradients; return what comes to stages on GPUs."""
+        stages, came = self.scheduler.stages, defaultdict[tuple[int, int], list[Named]](list)
+        for item in copies:
             assert item.source_stage is not None
-            route = timeline.route(item, source, target)
-            start = self.place(route, made[item.source_stage, source], length)
-            last[item.stage] = max(last[item.stage], start + length)
-            # What takes no time may start at the very end.
-            self.end_ns = max(self.end_ns, start + max(1, length))
-            yield replace(item, start_ns=start)
-        for source, target in exchanging_stages(self.plan.chain, self.part.stages):
-            shared = {*self.part.stages[source].gpus} & {*self.part.stages[target].gpus}
-            last[target] = max([last[target], *(made[source, gpu] for gpu in shared)])
+            source = stages[item.source_stage].gpu(item.source or 0)
+            target = stages[item.stage].gpu(item.target or 0)
+            self.scheduler.send(item, after=[self.made[item.source_stage, source]], priority=1)
+            came[item.stage, target].append(item)
+        for one, other in exchanging_stages(self.plan.chain, stages):
+            for gpu in {*stages[one].gpus} & {*stages[other].gpus}:
+                came[other, gpu].append(self.made[one, gpu])
+        return came
 
-    def apply(self, stage: int, ready: int) -> int:
-        """Add the gradients of a stage up, update, and send round; return when all is done, ns."""
+    def apply(self, stage: int, made: Sequence[Sequence[Named]]) -> None:
+        """Add the gradients of a stage up, update, and send round, each as soon as it can."""
         one = self.plan.stages[stage]
-        if len(one.gpus) == 1:
-            return self.update(stage, ready)
-        added = self.collect(
-            Collective(
-                tensor="weight_gradient", mode="reduce", stage=stage, shift=0, start_ns=ready
-            )
-        )
-        if one.shard == "optimizer":
-            updated = self.update(stage, added)
-            return self.collect(
-                Collective(tensor="weights", mode="copy", stage=stage, shift=0, start_ns=updated)
-            )
-        return self.update(
-            stage,
-            self.collect(
-                Collective(
-                    tensor="weight_gradient", mode="copy", stage=stage, shift=0, start_ns=added
-                )
-            ),
-        )
+        there: list[Sequence[Named]] = [*made]
+        if len(one.gpus) > 1:
+            there = self.collect(stage, "weight_gradient", "reduce", there)
+            if one.shard == "none":
+                there = self.collect(stage, "weight_gradient", "copy", there)
+        there = self.update(stage, there)
+        if len(one.gpus) > 1 and one.shard == "optimizer":
+            self.collect(stage, "weights", "copy", there)
 
-    def update(self, stage: int, ready: int) -> int:
-        """Update on all replicas at once; return when the last is through, ns."""
-        longest = self.longest_update(stage)
-        if not longest:
-            return ready
-        own = self.part.stages[stage].gpus
-        start = self.place([("gpu", gpu, gpu) for gpu in own], ready, longest)
-        self.operations += (
-            Operation(kind="U", stage=stage, shift=number, start_ns=start)
-            for number in range(len(own))
-        )
-        return start + longest
+    def collect(
+        self,
+        stage: int,
+        tensor: Literal["weight_gradient", "weights"],
+        mode: Mode,
+        there: Sequence[Sequence[Named]],
+    ) -> list[Sequence[Named]]:
+        """Add a collective behind what each GPU must have; return what each then waits for."""
+        item = Collective(tensor=tensor, mode=mode, stage=stage, shift=0, start_ns=0)
+        around = ring(self.plan, item)
+        resources = dict.fromkeys(self.used(around))
+        after = [name for names in there for name in names]
+        self.scheduler.occupy(item, resources, around.length_ns, after=after, priority=BEHIND)
+        return [[item] for _ in there]
+
+    def used(self, around: Ring) -> Iterator[Resource]:
+        """Yield the links of the first part that stand for those of a ring."""
+        for route in around.routes:
+            for resource in route:
+                yield self.twins.resources.get(resource, resource)
+
+    def taken(self, pattern: Pattern) -> Iterator[tuple[Resource, int, int]]:
+        """Yield the links that collectives have, from when on and how long, ns."""
+        for item in pattern.collectives:
+            around = ring(self.plan, item)
+            for resource in dict.fromkeys(self.used(around)):
+                yield resource, item.start_ns, around.length_ns
+
+    def update(self, stage: int, there: Sequence[Sequence[Named]]) -> list[Sequence[Named]]:
+        """Update on each replica of the part; return what each then waits for."""
+        longest, updated = self.longest_update(stage), [*there]
+        if longest:
+            for number, gpu in enumerate(self.scheduler.stages[stage].gpus):
+                item = Operation(kind="U", stage=stage, shift=number, start_ns=0)
+                self.scheduler.occupy(item, [("gpu", gpu)], longest, after=there[number])
+                updated[number] = [item]
+        return updated
 
     def longest_update(self, stage: int) -> int:
         """Return how long the update of the largest share takes on the slowest GPU, ns."""
@@ -225,28 +221,3 @@ class _Ending:
             return slowest
         share = max(part_of(total, chunk, replicas) for chunk in range(replicas))
         return -(-slowest * share // total)
-
-    def collect(self, collective: Collective) -> int:
-        """Add a collective as soon as its links are free; return its end, ns."""
-        around = ring(self.plan, collective)
-        used = {
-            self.twins.resources.get(resource, resource)
-            for route in around.routes
-            for resource in route
-        }
-        start = self.place(used, collective.start_ns, around.length_ns)
-        self.collectives.append(replace(collective, start_ns=start))
-        # What takes no time may start at the very end.
-        self.end_ns = max(self.end_ns, start + 1)
-        return start + around.length_ns
-
-    def place(self, resources: Iterable[Resource], ready: int, length: int) -> int:
-        """Take the first gap that all resources have; return its start, ns."""
-        taken = sorted(span for resource in resources for span in self.busy[resource])
-        start = ready
-        for begin, end in taken:
-            if begin < start + length and start < end:
-                start = end
-        for resource in resources:
-            self.busy[resource].append((start, start + length))
-        return start

@@ -11,11 +11,11 @@ from typing import Final
 from schedopt.account.timeline import Timeline
 from schedopt.chain import Chain
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Operation, Pattern, Plan, Transfer, place_in_period
+from schedopt.plan import Collective, Kind, Operation, Pattern, Plan, Transfer, place_in_period
 from schedopt.problem import Problem, Scope
 from schedopt.simulation.events import MOST_EVENTS
 from schedopt.stage import Stage
-from schedopt.systems.steady_state import Name, Task, find_steady_state
+from schedopt.systems.steady_state import Item, Name, Named, Task, find_steady_state
 from schedopt.transfer import Tensor
 
 _MADE: Final[Mapping[Kind, tuple[Tensor, int]]] = {
@@ -61,7 +61,7 @@ class ListScheduler:
         self.stages = tuple(stages)
         self.ordered, self.redone_inside = ordered, redone_inside
         self._tasks: list[Task] = []
-        self._named: dict[Name | Transfer, int] = {}
+        self._named: dict[Named, int] = {}
         self._last_on: dict[int, int] = {}
         self._timeline = Timeline(self.plan(Pattern(k=1, period_total_ns=1, operations=())))
 
@@ -91,7 +91,7 @@ class ListScheduler:
         *,
         covers: int = 1,
         replica: int = 0,
-        after: Iterable[Name | Transfer] = (),
+        after: Iterable[Named] = (),
         earliest_ns: int = 0,
         priority: int = 0,
     ) -> None:
@@ -151,9 +151,7 @@ class ListScheduler:
             after: Name = (maker.kind, maker.stage, maker.shift)
             self.send(item, after=[after], priority=priority)
 
-    def send(
-        self, item: Transfer, *, after: Iterable[Name | Transfer] = (), priority: int = 0
-    ) -> Transfer:
+    def send(self, item: Transfer, *, after: Iterable[Named] = (), priority: int = 0) -> Transfer:
         """Add a transfer whose shift is its micro-batch; return it, to be waited for.
 
         Activations and their gradients are sent by `run`. Its `start_ns` is not a time yet: it
@@ -162,7 +160,7 @@ class ListScheduler:
         source, target, _ = self._timeline.ends(item, item.shift)
         route = self._timeline.route(item, source, target)
         task = Task(item, target, route, self.length_ns(item), list(after), 0, priority)
-        names: list[Name | Transfer] = [item]
+        names: list[Named] = [item]
         if item.is_boundary:
             names += [(item.tensor, item.stage, item.shift + i) for i in range(item.covers)]
         self._add(task, names)
@@ -172,7 +170,21 @@ class ListScheduler:
         """Return how long a transfer takes."""
         return self._timeline.transfer_ns(item, item.shift)
 
-    def _add(self, task: Task, names: Iterable[Name | Transfer]) -> None:
+    def occupy(
+        self,
+        item: Operation | Collective,
+        resources: Iterable[Hashable],
+        length_ns: int,
+        *,
+        after: Iterable[Named],
+        priority: int = 0,
+    ) -> Operation | Collective:
+        """Add something that takes so long, and all of these resources at once; return it."""
+        task = Task(item, -1, tuple(resources), length_ns, list(after), 0, priority)
+        self._add(task, [item])
+        return item
+
+    def _add(self, task: Task, names: Iterable[Named]) -> None:
         if len(self._tasks) >= MOST_EVENTS:
             raise TooManyTasks(
                 f"the run would have more than {MOST_EVENTS} operations and transfers",
@@ -368,18 +380,23 @@ class _Engine:
             heapq.heappush(self.events, (task.end_ns, number))
 
 
-def _pattern(
-    started: Iterable[tuple[Operation | Transfer, int]], k: int, period_ns: int
-) -> Pattern:
+def _pattern(started: Iterable[tuple[Item, int]], k: int, period_ns: int) -> Pattern:
     """Return the pattern of items with the times at which they start, ns."""
     operations: list[Operation] = []
     transfers: list[Transfer] = []
+    collectives: list[Collective] = []
     for item, begins in started:
         start, moved = place_in_period(begins, item.shift, k, period_ns)
         if isinstance(item, Operation):
             operations.append(replace(item, shift=moved, start_ns=start))
-        else:
+        elif isinstance(item, Transfer):
             transfers.append(replace(item, shift=moved, start_ns=start))
+        else:
+            collectives.append(replace(item, shift=moved, start_ns=start))
     return Pattern(
-        k=k, period_total_ns=period_ns, operations=tuple(operations), transfers=tuple(transfers)
+        k=k,
+        period_total_ns=period_ns,
+        operations=tuple(operations),
+        transfers=tuple(transfers),
+        collectives=tuple(collectives),
     )

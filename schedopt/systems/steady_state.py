@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Final
 
-from schedopt.plan import Operation, Transfer
+from schedopt.plan import Collective, Operation, Transfer
 from schedopt.systems.cycles import Difference, follow, slowest_cycle
 
 _LONGEST_CYCLE: Final = 4
@@ -17,6 +17,10 @@ _NEVER: Final = -(2**63)
 
 Name = tuple[str, int, int]
 """What runs a micro-batch: ``("B", 2, 5)``, ``("activation", 0, 5)``, with stage and number."""
+
+Item = Operation | Transfer | Collective
+Named = Name | Item
+"""Names what others wait for."""
 
 
 @dataclass
@@ -27,11 +31,11 @@ class Task:
     place in the order of starts, and `needed` the numbers of the tasks that it waits for.
     """
 
-    item: Operation | Transfer
+    item: Item
     gpu: int
     resources: tuple[Hashable, ...]
     length_ns: int
-    needs: list[Name | Transfer]
+    needs: list[Named]
     earliest_ns: int
     priority: int
     behind: int | None = None
@@ -52,7 +56,7 @@ class SteadyState:
 
     k: int
     period_ns: int
-    items: list[Operation | Transfer]
+    items: list[Item]
 
 
 def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> SteadyState | None:
