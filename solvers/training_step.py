@@ -25,6 +25,7 @@ from schedopt.solvers.fold_search import PlacedFolds, list_folds, needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
 from schedopt.solvers.grid_steps import propose as propose_steps
+from schedopt.solvers.looped_steps import propose as propose_loops
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.short_steps import propose as propose_short
 from schedopt.solvers.step_proposals import propose_stages
@@ -51,6 +52,8 @@ FIRST_SHARE_OF_PLACED: Final = 0.5
 """Of the time left then, for layers that move from GPU to GPU, before contiguous ones go on."""
 SHARE_OF_PLACED: Final = 0.7
 """Of the time left in the end, for the same."""
+MOST_OF_LOOPS: Final = 0.3
+"""Of the time that is left by then, for looped pipelines."""
 SHARE_OF_ENGINES: Final = 0.5
 """Of the time of a single worker, for better steps of engines, where those are ahead."""
 SHARE_BEHIND: Final = 1 / 7
@@ -75,6 +78,9 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
+    if problem.scope.allocation == "general":
+        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
+            report_valid(plan, run)
     if run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
             _search(problem, rest, engines=False)
@@ -115,8 +121,11 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
         _prove(with_halves(step), run)
-        if fits(step) and not _search_parts(problem, fold, run, engines=engines):
-            searches += _begin(step, run)
+    if anywhere:
+        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
+            report_valid(plan, run)
+    if step is not None and fits(step) and not _search_parts(problem, fold, run, engines=engines):
+        searches += _begin(step, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         # They begin from contiguous stages, too.
         for one in searches:

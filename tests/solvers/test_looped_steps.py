@@ -1,0 +1,82 @@
+"""Looped pipelines: the stages go round the GPUs, and the last one lies on all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from schedopt import Chain, Gpu, Plan, Platform, Problem, check
+from schedopt.account import fits
+from schedopt.bounds import lower_bounds
+from schedopt.problem import training_step, widest_step
+from schedopt.solvers.looped_steps import propose
+from schedopt.solving.run import Run
+from tests.layers import layer
+from tests.solvers.training_steps import training_steps
+from tests.tensor_groups import chain_in_group, two_nodes, variants
+
+
+def heavy_end(memory: int) -> Problem:
+    """Return two micro-batches of two layers and one that takes twice as long, on two GPUs."""
+    sizes: dict[str, Any] = {"parameter_bytes": 10, "gradient_bytes": 0, "optimizer_bytes": 0}
+    one, last = (replace(layer(time, time, weight=10), **sizes) for time in (1, 2))
+    chain = Chain(layers=(one, one, last))
+    return training_step(chain, Platform(2, memory), 2, widest_step(chain))
+
+
+def test_the_last_layer_is_shared_by_all_gpus() -> None:
+    # With one GPU for it, and another one for a layer before it at least, no step is below 12 ns.
+    # On both of them its 8 ns go by turns, in between 1 ns each, there and back: GPU 0 has 2 ns of
+    # forwards, 4 of the last layer, then waits until 8 for what GPU 1 begins last, and has 2 more.
+    problem = heavy_end(memory=25)
+    plans = [*propose(problem, Run(problem))]
+    assert min(plan.pattern.period_total_ns for plan in plans if not check(plan)) == 10
+
+
+def test_none_are_proposed_where_two_layers_do_not_fit() -> None:
+    problem = heavy_end(memory=19)
+    assert not [*propose(problem, Run(problem))]
+
+
+@st.composite
+def long_steps(draw: st.DrawFn) -> Problem:
+    """Draw the question for a step of four micro-batches on two or four GPUs, anywhere."""
+    asked = draw(
+        training_steps(longest=6, degrees=(2,)).filter(lambda one: len(one.chain.layers) > 2)
+    )
+    gpus = [Gpu(memory_bytes=draw(st.integers(20, 100)))] * draw(st.sampled_from([2, 4]))
+    scope = replace(asked.scope, allocation="general", replicas=None)
+    chain, platform = replace(asked.chain, same_gpu=()), asked.platform.with_gpus(gpus)
+    variants = [replace(one, chain=replace(one.chain, same_gpu=())) for one in asked.variants]
+    return training_step(chain, platform, 4, scope, variants)
+
+
+@pytest.mark.parametrize("examples", [30, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_random_steps_are_valid_but_for_what_comes_early(examples: int) -> None:
+    plans: list[Plan] = []
+
+    @settings(max_examples=examples, derandomize=True, database=None, phases=[Phase.generate])
+    @given(long_steps())
+    def look(problem: Problem) -> None:
+        for plan in propose(problem, Run(problem)):
+            assert {found.kind for found in check(plan)} <= {"memory"}
+            assert fits(plan, buffers=False)
+            assert all(one.period <= plan.pattern.period for one in lower_bounds(problem))
+            plans.append(plan)
+
+    look()
+    assert len(plans) > examples / 2
+
+
+def test_parts_and_ranks_lie_in_nodes() -> None:
+    problem = training_step(
+        chain_in_group(1), two_nodes(), 8, widest_step(chain_in_group(1), None), variants()
+    )
+    plans = [*propose(problem, Run(problem))]
+    assert plans
+    assert not any(map(check, plans))
+    assert all(plan.stages[-1].gpus[0] == 0 for plan in plans)
