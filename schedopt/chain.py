@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
+from schedopt.stage import LARGEST_GROUP
 from schedopt.stored import Stored
 from schedopt.units import format_duration, printable
 from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_whole, show
@@ -199,6 +200,12 @@ class Chain(
         of the copies are added up before an update. See `schedopt.tied_weights`.
     samples : int
         How many samples a micro-batch holds.
+    context : int
+        c, the GPUs that share each sequence (context parallelism; Liu et al. 2023). Each takes a
+        part of its tokens, and holds all weights. All figures are those of one of them, with what
+        they send each other. What is called a micro-batch elsewhere is then the part that one of
+        them takes: c replicas of a stage, on GPUs in a row, have those of the same `samples`
+        samples, and run them at the same time.
     recipe : Recipe, optional
         How to cut the model again.
     provenance : mapping
@@ -218,6 +225,7 @@ class Chain(
     same_gpu: tuple[tuple[int, ...], ...] = ()
     copied: tuple[tuple[int, ...], ...] = ()
     samples: int = 1
+    context: int = 1
     recipe: Recipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -237,6 +245,7 @@ class Chain(
         _check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
         check_whole(self, "samples", low=1)
+        check_whole(self, "context", low=1, high=LARGEST_GROUP)
         self._check_totals()
         seen: set[int] = set()
         for name in ("same_gpu", "copied"):
@@ -333,8 +342,24 @@ class Chain(
         for name in ("same_gpu", "copied"):
             if groups := getattr(self, name):
                 document[name] = groups
+        if self.context > 1:
+            document["context"] = self.context
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def samples_of(self, microbatches: int) -> int:
+        """Return the samples of a step of so many micro-batches, which has all parts of each."""
+        return microbatches * self.samples // self.context
+
+    def require_whole_sequences(self, *, needed_by: str) -> None:
+        """Refuse to go on where GPUs share sequences, and nothing does that there."""
+        if self.context > 1:
+            raise InputError(
+                f"{self.context} GPUs share each sequence, and {needed_by} takes whole ones",
+                field="chain.context",
+                way_out="Give a profile of whole sequences (context 1), or export the plan for "
+                "megatron or torchtitan",
+            )
 
     def require(self, name: str, layers: Iterable[int], *, needed_by: str) -> None:
         """Refuse to go on where an optional field is absent, rather than take it as 0."""

@@ -16,6 +16,10 @@ lies on rank s mod p, and every rank has equally many.
   layer of its own. It recomputes all layers, or none.
 - *torch* (torch.distributed.pipelining, with a script of one's own): cuts between any layers; it
   recomputes all of them, or none.
+
+GPUs that share sequences (`Chain.context`) are replicas of a rank in a row, as Megatron-LM
+(``tp-cp-ep-dp-pp``) and torchtitan (``dp_shard``, ``cp``, ``tp``) number them. torchtitan shares
+the optimizer state among these too.
 """
 
 from __future__ import annotations
@@ -92,6 +96,24 @@ def adds_up_once(engine: Engine) -> bool:
     return engine != "torchtitan"
 
 
+def why_no_context(engine: Engine, *, shared: bool) -> tuple[str, str]:
+    """Return why GPUs of an engine cannot share sequences, and the way out; empty if they can.
+
+    `shared` is whether replicas share their optimizer state.
+    """
+    if engine == "deepspeed":
+        return (
+            "no pipeline of DeepSpeed does that",
+            "Ask for another engine, or give a profile of whole sequences",
+        )
+    if engine == "torchtitan" and not shared:
+        return (
+            "torchtitan then shares the optimizer state among them",
+            'Allow it (Scope.shard = "optimizer"), which needs optimizer_bytes of each layer',
+        )
+    return "", ""
+
+
 def may_be_empty(engine: Engine | None) -> bool:
     """Whether a stage that is neither the first nor the last one may have no layers."""
     return engine == "megatron"
@@ -116,11 +138,23 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     if len(stages) > len(begins):
         return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
     return (
-        _why_no_grid(stages)
+        _why_no_context(chain, stages, engine)
+        or _why_no_grid(stages)
         or _why_not_rounds(stages, engine)
         or _why_not_predictors(chain, stages, engine)
         or _why_not_recompute(chain, stages, engine)
     )
+
+
+def _why_no_context(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:
+    """Return why replicas cannot share sequences as the chain says."""
+    context, count = chain.context, len(stages[0].gpus)
+    if context == 1:
+        return ""
+    if count % context:
+        return f"stage 0 has {count} replicas, and {context} share each sequence"
+    why, _ = why_no_context(engine, shared=stages[0].shard != "none")
+    return f"{context} GPUs share each sequence, and {why}" if why else ""
 
 
 def _why_no_grid(stages: Sequence[Stage]) -> str:

@@ -10,7 +10,7 @@ from schedopt.chain import Chain
 from schedopt.engine import TITLES, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
-from schedopt.profile import Variant, check_alike
+from schedopt.profile import Variant, check_alike, check_context
 from schedopt.rule import Rule
 from schedopt.scope import MOST_MICROBATCHES, Scope, allows_most
 from schedopt.stage import Stage
@@ -143,6 +143,7 @@ class Problem:
                 )
             before = variant.tensor
             check_alike(self.chain, variant.chain, f"{field}.chain")
+            check_context(self.chain, variant.chain, f"{field}.chain")
             if variant.chain.samples != self.chain.samples:
                 raise InputError(
                     f"{variant.chain.samples}, and the chain has {self.chain.samples}",
@@ -184,7 +185,10 @@ class Problem:
 
     @property
     def replica_counts(self) -> tuple[int, ...]:
-        """How many replicas that run as many micro-batches each a stage may have, ascending."""
+        """How many replicas that run as many micro-batches each a stage may have, ascending.
+
+        Those that share sequences count as replicas.
+        """
         count = self.scope.microbatches or 1
         return tuple(number for number in self._possible_counts() if count % number == 0)
 
@@ -199,7 +203,8 @@ class Problem:
     def _possible_counts(self) -> range:
         count = self.scope.microbatches or 1
         most = min(len(self.platform.gpus), count, self.scope.replicas or count)
-        return range(1, most + 1)
+        context = self.chain.context
+        return range(context, most + 1, context)
 
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""
@@ -285,6 +290,7 @@ def training_step(
     """
     as_whole(batch, "batch", low=1)
     count, rest = divmod(batch, chain.samples)
+    count *= chain.context
     if rest:
         raise InputError(
             f"{batch} samples are no whole number of micro-batches of {chain.samples}",

@@ -98,6 +98,22 @@ def check_alike(one: Chain, other: Chain, field: str) -> None:
             )
 
 
+def check_context(one: Chain, other: Chain, field: str) -> None:
+    """Require that as many GPUs share each sequence in two chains.
+
+    Raises
+    ------
+    InputError
+        Naming the field of `other`.
+    """
+    if one.context != other.context:
+        raise InputError(
+            f"{other.context}, and another variant has {one.context}",
+            field=f"{field}.context",
+            way_out="Give a profile for each number of GPUs that share sequences",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile(
     Stored,
@@ -148,6 +164,7 @@ class Profile(
                 )
             seen.add(key)
             check_alike(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
+            check_context(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -223,7 +223,7 @@ class Result(
         pattern = self.plan.pattern
         length = f"period {format_duration(self.period)}"
         if self.plan.is_training_step:
-            samples = pattern.k * self.plan.chain.samples
+            samples = self.plan.chain.samples_of(pattern.k)
             length = f"step {format_duration(pattern.period_total_ns)} for {samples} samples"
         gpus = len(self.plan.first_of_group)
         return (

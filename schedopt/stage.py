@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from schedopt.errors import InputError
@@ -12,7 +13,7 @@ Shard = Literal["none", "optimizer", "gradient", "parameter"]
 SHARDS: Final[tuple[Shard, ...]] = get_args(Shard)
 """What replicas may share of the state of a stage, each more than the one before."""
 LARGEST_GROUP: Final = 1024
-"""GPUs of a tensor group."""
+"""GPUs of a tensor group, or that share sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,30 @@ class Stage:
     def gpu(self, micro_batch: int) -> int:
         """Return the GPU that runs a micro-batch, the first of its group."""
         return self.gpus[micro_batch % len(self.gpus)]
+
+    def mates(self, micro_batch: int, context: int) -> tuple[int, ...]:
+        """Return the micro-batches that are parts of the same sequences, that one among them.
+
+        c replicas on GPUs in a row, the first c, the next c and so on, share them: see
+        `Chain.context`.
+        """
+        if context == 1:
+            return (micro_batch,)
+        begin, replica = divmod(micro_batch, len(self.gpus))
+        first = self._places[replica] // context * context
+        return tuple(
+            begin * len(self.gpus) + one for one in self._in_a_row[first : first + context]
+        )
+
+    @cached_property
+    def _in_a_row(self) -> list[int]:
+        """The replicas by the numbers of their GPUs."""
+        return sorted(range(len(self.gpus)), key=self.gpus.__getitem__)
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """The place of each replica in that order."""
+        return sorted(range(len(self.gpus)), key=self._in_a_row.__getitem__)
 
 
 def _check_pair(numbers: tuple[int, ...], field: str) -> None:

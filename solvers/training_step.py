@@ -227,7 +227,7 @@ def _search_parts(problem: Problem, fold: int, run: Run, *, engines: bool) -> bo
     from schedopt.solving.replicas.stages import read_step
 
     step = read_step(problem, fold) if fold > 1 else None
-    if step is None or not step.replicas:
+    if step is None:
         return False
     part, left = run.fork(run.workers, SHARE), run.remaining()
     if left is not None:

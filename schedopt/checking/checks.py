@@ -12,7 +12,7 @@ from schedopt.checking.completeness import (
     find_wrong_transfers,
 )
 from schedopt.checking.deadlock import find_deadlock
-from schedopt.checking.order import find_order_violations
+from schedopt.checking.order import find_apart, find_order_violations
 from schedopt.checking.parts import find_part
 from schedopt.checking.replay import find_memory_violations
 from schedopt.checking.resources import find_overlaps
@@ -22,6 +22,7 @@ from schedopt.checking.structure import (
     find_missing_references,
     find_parted_layers,
     find_unfit_rules,
+    find_wrong_contexts,
     find_wrong_groups,
     find_wrong_layers,
 )
@@ -106,6 +107,8 @@ def _check_plan(plan: Plan) -> list[Violation]:
 def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
     """Check stages of a plan, and operations and transfers of it or of what stands for it."""
     found = [*find_wrong_layers(plan), *find_wrong_groups(plan)]
+    # Of a fold each part has whole groups.
+    found += find_wrong_contexts(plan) or find_wrong_contexts(laid_out)
     if not found:
         found.extend(find_parted_layers(plan))
     found.extend(find_wrong_operations(laid_out))
@@ -122,6 +125,7 @@ def _check_times(timeline: Timeline) -> list[Violation]:
     broken = list(find_order_violations(timeline))
     found.extend(broken)
     found.extend(find_overlaps(timeline))
+    found.extend(find_apart(timeline))
     if broken:
         found.extend(find_deadlock(timeline))
     return found

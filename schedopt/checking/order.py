@@ -47,6 +47,28 @@ def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
                 )
 
 
+def find_apart(timeline: Timeline) -> Iterator[Violation]:
+    """Yield operations on parts of the same sequences that do not start together."""
+    context = timeline.plan.chain.context
+    if context == 1:
+        return
+    for kind, stage in timeline.slots:
+        if kind not in ("F", "R", "B", "I", "W"):
+            continue
+        for i in range(timeline.repeat(stage)):
+            start, _ = timeline.span((kind, stage), i)
+            for mate in timeline.plan.stages[stage].mates(i, context):
+                other, _ = timeline.span((kind, stage), mate)
+                if other > start:
+                    yield Violation(
+                        "group",
+                        name_place((kind, stage), i),
+                        f"starts {other - start} ns before that of micro-batch {mate}, a part of "
+                        "the same sequences",
+                    )
+                    break
+
+
 def needs(timeline: Timeline, name: Name, micro_batch: int) -> tuple[Name, ...]:
     """Name what must have ended before something starts, for one micro-batch.
 

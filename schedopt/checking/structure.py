@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import lcm
 from typing import Final
 
@@ -141,6 +142,49 @@ def find_wrong_groups(plan: Plan) -> Iterator[Violation]:
                         f"that of GPUs {group[0]} to {group[-1]}",
                     )
                     break
+
+
+def find_wrong_contexts(plan: Plan) -> Iterator[Violation]:
+    """Yield GPUs that cannot share sequences as the chain says."""
+    context, network = plan.chain.context, plan.platform.network
+    if context == 1:
+        return
+    for position, stage in enumerate(plan.stages):
+        place, gpus = f"stage {position}", sorted(set(stage.gpus))
+        if len(gpus) < len(stage.gpus) or len(gpus) % context:
+            yield Violation(
+                "group",
+                place,
+                f"it has {len(stage.gpus)} replicas on {len(gpus)} GPUs, and {context} share each "
+                "sequence",
+            )
+            continue
+        for begin in range(0, len(gpus), context):
+            first, last = gpus[begin], gpus[begin + context - 1] + stage.tensor - 1
+            named = f"GPUs {first} to {last} share sequences"
+            if last - first + 1 != context * stage.tensor:
+                yield Violation("group", place, f"{named}, and are not {context} replicas in a row")
+            if len({plan.platform.gpus[gpu] for gpu in gpus[begin : begin + context]}) > 1:
+                yield Violation("group", place, f"{named}, and differ in memory or speed")
+            if network is not None:
+                nodes = [network.node_of[gpu] for gpu in (first, last)]
+                if nodes[0] != nodes[1] and last - first < network.nodes[nodes[0]].gpus:
+                    yield Violation("group", place, f"{named}, and do not lie in one node")
+    for position, (stage, behind) in enumerate(pairwise(plan.stages)):
+        for i in range(lcm(len(stage.gpus), len(behind.gpus))):
+            ours, theirs = ({*one.mates(i, context)} for one in (stage, behind))
+            if ours != theirs:
+                yield Violation(
+                    "group",
+                    f"stage {position + 1}",
+                    f"the sequences of micro-batch {i} are shared by {_name_all(ours)} in stage "
+                    f"{position}, and by {_name_all(theirs)} here",
+                )
+                break
+
+
+def _name_all(numbers: set[int]) -> str:
+    return f"micro-batches {', '.join(map(str, sorted(numbers)))}"
 
 
 def find_parted_layers(plan: Plan) -> Iterator[Violation]:

@@ -137,15 +137,16 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         "gradient": ", optimizer state and gradients shared",
         "parameter": ", all state shared",
     }[launch.shard]
+    context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
     typer.echo(
         f"Plan      {TITLES[launch.engine]}: {counted(len(launch.stages), 'stage')} on "
         f"{counted(launch.ranks, 'pipeline rank')}, "
         f"{counted(launch.replicas, 'replica')} of "
-        f"{counted(launch.tensor, 'GPU')} each{shared}"
+        f"{counted(launch.tensor, 'GPU')} each{shared}{context}"
     )
     update = ", the update of the weights included" if plan.is_training_step else ""
     typer.echo(
-        f"Step      {format_duration(step)} for {count * plan.chain.samples} samples in "
+        f"Step      {format_duration(step)} for {plan.chain.samples_of(count)} samples in "
         f"{counted(count, 'micro-batch')}{update}"
     )
     if result.lower_bound is not None and result.lower_bound:
@@ -193,7 +194,7 @@ def _solve(
         command += ["--training-state", options.training_state]
     if options.tied is not None:
         command += ["--tied", options.tied]
-    samples = plan.pattern.k * plan.chain.samples
+    samples = plan.chain.samples_of(plan.pattern.k)
     return [*command, "--batch", str(samples), "-o", str(output)]
 
 
@@ -210,11 +211,12 @@ def _document(found: ImportedLaunch) -> dict[str, Any]:
         "step_ns": plan.pattern.period_total_ns,
         "step_bound_exact": None if bound is None else [bound.numerator, bound.denominator],
         "microbatches": plan.pattern.k,
-        "samples": plan.pattern.k * plan.chain.samples,
+        "samples": plan.chain.samples_of(plan.pattern.k),
         "stages": [list(stage) for stage in launch.stages],
         "pipeline_ranks": launch.ranks,
         "replicas": launch.replicas,
         "tensor": launch.tensor,
+        "context": launch.context,
         "shard": launch.shard,
         "fits": result.status != "unknown",
         "memory_bytes": needs,

@@ -103,8 +103,8 @@ def profile_model(
         str | None,
         "NAME=N,...: Instead of a model, a decoder given by numbers: layers, hidden, heads, "
         "kv-heads, head, ffn, vocabulary; experts, active, shared, expert-ffn, dense, "
-        "expert-parallel; predictors (MTP). Work and bytes follow from formulas, times from --on; "
-        "in bfloat16, trained with Adam. Needs no torch.",
+        "expert-parallel; predictors (MTP); context-parallel. Work and bytes follow from "
+        "formulas, times from --on; in bfloat16, trained with Adam. Needs no torch.",
     ] = None,
     flops: Annotated[
         str | None, "RATE: With --fake: floating-point operations a second, such as 300T."

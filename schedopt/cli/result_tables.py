@@ -74,7 +74,7 @@ def print_plan(result: Result) -> None:
     pattern = plan.pattern
     per_step = "" if pattern.k == 1 else f" for each of {pattern.k} micro-batches"
     if plan.is_training_step:
-        samples = pattern.k * plan.chain.samples
+        samples = plan.chain.samples_of(pattern.k)
         step = f"{format_duration(pattern.period_total_ns)} for {samples} samples"
         console.print(f"Step      {step}, the update of the weights included", style="bold")
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")

@@ -41,6 +41,9 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
     1F1B of the same stages that fits the memory has a shorter one.
     """
     for partitioner, name in USUAL.items():
+        if plan.chain.context > 1:
+            yield Baseline(name=name, note="GPUs share sequences, and these have one each")
+            continue
         try:
             stages = load_partitioner(partitioner)(
                 Problem(chain=plan.chain, platform=plan.platform)
@@ -54,7 +57,8 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
 def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Baseline:
     """Return the other plan, that of a file, as a baseline, for as many samples.
 
-    It is for the same chain, or for the same layers with micro-batches of another size. One that
+    It is for the same chain, or for the same layers with micro-batches of another size, or with
+    sequences that other numbers of GPUs share. One that
     does not fit into the memory is a baseline too, and the note says what it lacks.
 
     Raises
@@ -64,7 +68,8 @@ def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Bas
     """
     if other.chain.sha256 != plan.chain.sha256:
         _require_other_size(name, other, plan)
-    count = -(-microbatches * plan.chain.samples // other.chain.samples)
+    ours, theirs = plan.chain, other.chain
+    count = -(-microbatches * ours.samples * theirs.context // (ours.context * theirs.samples))
     figures = measure_plan(other, count, name)
     notes = [] if other.platform == plan.platform else [f"on {other.platform}"]
     if figures.over_bytes:
@@ -73,10 +78,11 @@ def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Bas
 
 
 def _require_other_size(name: str, other: Plan, plan: Plan) -> None:
-    """Require the same layers with micro-batches of another size."""
+    """Require the same layers with micro-batches of another size, or with other parts of them."""
     try:
         check_alike(plan.chain, other.chain, "chain")
-        alike = other.chain.samples != plan.chain.samples
+        sizes = {(one.chain.samples, one.chain.context) for one in (plan, other)}
+        alike = len(sizes) > 1
     except InputError:
         alike = False
     if not alike:

@@ -284,7 +284,7 @@ def _step_problem(problem: Problem, variants: tuple[Variant, ...], count: int) -
     scope = replace(problem.scope, max_k=None, replicas=wide.replicas, shard=wide.shard)
     if variants:
         scope = replace(scope, tensor=None)
-    return training_step(chain, problem.platform, count * chain.samples, scope, variants)
+    return training_step(chain, problem.platform, chain.samples_of(count), scope, variants)
 
 
 def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None:
@@ -313,6 +313,9 @@ def _as_step(plan: Plan, problem: Problem) -> Plan:
 
 
 def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:
+    if config.chain.context > 1:
+        note = f"laid out for whole sequences, and {config.chain.context} GPUs share each"
+        return Row(system=system, note=note)
     try:
         plan, count = _made(system, config)
         return _measured(system, _result(system, plan, memory), config.microbatches, count)

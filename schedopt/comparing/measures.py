@@ -51,8 +51,8 @@ class Figures:
         given.
     forward_staleness, backward_staleness : int, optional
         The most updates between the version that F or B reads and the one updated.
-    samples : int
-        Of a micro-batch.
+    samples, context : int
+        Of a micro-batch, and how many GPUs share each: see `schedopt.Chain`.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -73,6 +73,7 @@ class Figures:
     forward_staleness: int | None
     backward_staleness: int | None
     samples: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         check_ratio(self, "period_exact")
@@ -99,7 +100,7 @@ class Figures:
     @property
     def step_of_sample(self) -> Fraction:
         """The time of a step for each of its samples, ns."""
-        return self.step_of_one / self.samples
+        return self.step_of_one * self.context / self.samples
 
     @property
     def throughput(self) -> Fraction | None:
@@ -156,6 +157,7 @@ def measure_plan(plan: Plan, microbatches: int, name: str) -> Figures:
         forward_staleness=forward,
         backward_staleness=backward,
         samples=plan.chain.samples,
+        context=plan.chain.context,
     )
 
 

@@ -6,7 +6,7 @@ is round robin, each rank has equally many stages, and the final norm is always 
 each stage the first ``--recompute-num-layers`` transformer layers are recomputed.
 
 Sizes that a plan does not use are 1 and written too, so that arguments in front of these do not
-count. Ranks are numbered as the GPUs lie: tensor, then data, then pipeline.
+count. Ranks are numbered as the GPUs lie: tensor, then context, then data, then pipeline.
 
 References
 ----------
@@ -86,7 +86,7 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
     yield f'--pipeline-model-parallel-layout "{make_layout(plan)}"'
     if len(plan.stages) > ranks:
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {ranks}"
-    yield "--context-parallel-size 1"
+    yield f"--context-parallel-size {plan.chain.context}"
     yield "--expert-model-parallel-size 1"
     yield f"--num-layers {find_blocks(plan.chain).count}"
     if not (plan.chain.same_gpu or plan.chain.copied):
@@ -104,7 +104,7 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
     size = micro_batch_size(plan)
     if size is not None:
         yield f"--micro-batch-size {size}"
-        yield f"--global-batch-size {size * microbatches}"
+        yield f"--global-batch-size {size * microbatches // plan.chain.context}"
 
 
 def _world_size(plan: Plan) -> int:

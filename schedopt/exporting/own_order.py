@@ -105,7 +105,8 @@ def rank_count(plan: Plan) -> int:
 
 def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
     """Yield lines about an export: what it carries over, and the cost."""
-    name, count, ranks = TITLES[engine], own.pattern.k, rank_count(plan)
+    name, ranks = TITLES[engine], rank_count(plan)
+    count = own.pattern.k // plan.chain.context
     order = "1F1B" if len(plan.stages) == ranks else "interleaved 1F1B"
     yield f"Made by schedopt {__version__} for {printable(plan.chain.name) or 'a chain'}."
     yield f"{name} runs the stages of the plan in its own order, {order} with a flush:"
@@ -113,10 +114,10 @@ def describe(plan: Plan, own: Plan, engine: Engine) -> Iterator[str]:
         f"a step of {count} micro-batches takes {format_duration(own.pattern.period_total_ns)} by "
         "the times of the chain."
     )
-    if plan.scope.microbatches == count and not [*find_inexpressible(plan, engine)]:
+    if plan.scope.microbatches == own.pattern.k and not [*find_inexpressible(plan, engine)]:
         yield "That is the order of the plan."
     else:
-        planned = simulate(plan, count).makespan_ns
+        planned = simulate(plan, own.pattern.k).makespan_ns
         yield f"The order of the plan is not carried over; it takes {format_duration(planned)}."
     for rank in range(ranks):
         stages = plan.stages[rank::ranks]

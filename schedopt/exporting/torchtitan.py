@@ -100,11 +100,11 @@ def _degrees(plan: Plan) -> Iterator[str]:
     first = plan.stages[0]
     yield f"parallelism.pipeline_parallel_degree = {rank_count(plan)}"
     yield f"parallelism.tensor_parallel_degree = {first.tensor}"
-    yield "parallelism.context_parallel_degree = 1"
+    yield f"parallelism.context_parallel_degree = {plan.chain.context}"
     yield "parallelism.expert_parallel_degree = 1"
     if plan.rule.is_given:
         return
-    replicas, shared = len(first.gpus), first.shard != "none"
+    replicas, shared = len(first.gpus) // plan.chain.context, first.shard != "none"
     yield f"parallelism.data_parallel_replicate_degree = {1 if shared else replicas}"
     yield f"parallelism.data_parallel_shard_degree = {replicas if shared else 1}"
     yield 'parallelism.fsdp_reshard_after_forward = "never"'
@@ -128,7 +128,7 @@ def _batch(plan: Plan, microbatches: int, count: int, ranks: int) -> Iterator[st
     local = count if ranks > 1 else 1
     yield f"config.training.local_batch_size = {local} * size"
     if not plan.rule.is_given:
-        yield f"config.training.global_batch_size = {microbatches} * size"
+        yield f"config.training.global_batch_size = {microbatches // plan.chain.context} * size"
 
 
 def _recompute(redone: bool) -> Iterator[str]:

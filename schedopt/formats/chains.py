@@ -27,7 +27,7 @@ def chain_document(chain: Chain) -> dict[str, Any]:
     optional = {
         "same_gpu": document["same_gpu"],
         "copied": document["copied"],
-        "samples": chain.samples if chain.samples > 1 else None,
+        **{name: count for name in ("samples", "context") if (count := getattr(chain, name)) > 1},
         "recipe": recipe,
         "provenance": dict(chain.provenance),
     }

@@ -253,6 +253,7 @@ def make_chain(decoder: Decoder, batch: Batch, rates: Roofline) -> Chain:
         name=decoder.name,
         input_bytes=_whole(8 * batch.tokens),
         samples=batch.samples,
+        context=batch.context,
         provenance={"source": "estimated", "times": rates.times, "dtype": "bfloat16"},
     )
 

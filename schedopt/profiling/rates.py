@@ -59,11 +59,14 @@ class Roofline:
 
         2 (t - 1) steps, in each of which every GPU sends a t-th (Patarasuk and Yuan 2009).
         """
-        steps = 2 * (degree - 1)
+        return 2 * self.ring_ns(Fraction(count, degree), degree)
+
+    def ring_ns(self, count: int | Fraction, degree: int) -> Fraction:
+        """Return the time in which bytes of each GPU of a ring go all round it."""
+        steps = degree - 1
         if self.link_bytes_per_s is None:
             return Fraction(steps * self.latency_ns)
-        part = Fraction(count * 10**9, degree * self.link_bytes_per_s)
-        return steps * (self.latency_ns + part)
+        return steps * (self.latency_ns + Fraction(count) * 10**9 / self.link_bytes_per_s)
 
 
 def find_rates(gpu: str, precision: Literal["half", "single"]) -> Roofline:

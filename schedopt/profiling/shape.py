@@ -11,8 +11,9 @@ from typing import Final, NoReturn
 from schedopt.chain import MOST_LAYERS, Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile, Variant
-from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.decoder import HALF, Attention, Batch, Decoder, Experts, make_chain
 from schedopt.profiling.rates import Roofline
+from schedopt.stage import LARGEST_GROUP
 from schedopt.validation import show
 
 FIELD: Final = "shape"
@@ -32,9 +33,12 @@ NUMBERS: Final[Mapping[str, str]] = MappingProxyType(
         "expert-ffn": "values inside an expert",
         "dense": "first layers without experts; default: 0",
         "expert-parallel": "GPUs that share the experts of a layer; default: 1",
+        "context-parallel": "GPUs that share each sequence; default: 1",
     }
 )
 """What a shape is made of, in words."""
+BLOCKS: Final = ("layers.", "mtp.")
+"""How the names of layers with attention begin."""
 NEEDED: Final = ("layers", "hidden", "heads", "vocabulary")
 OF_EXPERTS: Final = ("active", "shared", "expert-ffn", "dense", "expert-parallel")
 EXAMPLE: Final = "layers=32,hidden=4096,heads=32,kv-heads=8,ffn=14336,vocabulary=128256"
@@ -42,11 +46,24 @@ EXAMPLE: Final = "layers=32,hidden=4096,heads=32,kv-heads=8,ffn=14336,vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder, its attention heads, and how many GPUs share the experts of each layer."""
+    """A decoder, and how many GPUs share what.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    heads : int
+        Of attention.
+    compared : int
+        Values of the keys and values of a token.
+    expert, context : int
+        GPUs that share the experts of each layer, and each sequence.
+    """
 
     decoder: Decoder
     heads: int
+    compared: int
     expert: int = 1
+    context: int = 1
 
 
 def read_shape(text: str) -> Shape:
@@ -91,7 +108,16 @@ def read_shape(text: str) -> Shape:
     expert = numbers.get("expert-parallel", 1)
     if not expert or (experts is not None and experts.count % expert):
         _refuse(f"{expert} GPUs do not share the experts evenly", "expert-parallel=8")
-    return Shape(decoder=decoder, heads=heads, expert=expert)
+    context = numbers.get("context-parallel", 1)
+    if not 1 <= context <= LARGEST_GROUP:
+        _refuse(f"{context} GPUs do not share a sequence", "context-parallel=2")
+    return Shape(
+        decoder=decoder,
+        heads=heads,
+        compared=2 * kv_heads * head,
+        expert=expert,
+        context=context,
+    )
 
 
 def make_profile(
@@ -106,7 +132,8 @@ def make_profile(
 
     Behind attention and the feed-forward network a ring adds up what the GPUs of a group have, and
     once for the embedding and the head, each way (Megatron-LM; Korthikanti et al. 2022, figure 5).
-    Nothing hides it.
+    Where GPUs share sequences, keys and values go round between them, and on the way back their
+    gradients as well (Liu et al. 2023, Ring Attention). Nothing hides either.
 
     Parameters
     ----------
@@ -139,9 +166,28 @@ def make_profile(
 
 
 def _chain(shape: Shape, rates: Roofline, sequence: int, samples: int, degree: int) -> Chain:
-    batch = Batch(sequence=sequence, samples=samples, tensor=degree, expert=shape.expert)
+    batch = Batch(
+        sequence=sequence,
+        samples=samples,
+        tensor=degree,
+        context=shape.context,
+        expert=shape.expert,
+    )
     try:
-        return make_chain(shape.decoder, batch, rates)
+        chain = make_chain(shape.decoder, batch, rates)
+        sent = HALF * batch.split * shape.compared
+        added = ceil(rates.ring_ns(sent, shape.context))
+        layers = (
+            replace(
+                layer,
+                forward_ns=layer.forward_ns + added,
+                backward_ns=layer.backward_ns + 2 * added,
+            )
+            if layer.name.startswith(BLOCKS)
+            else layer
+            for layer in chain.layers
+        )
+        return replace(chain, layers=tuple(layers))
     except InputError as error:
         _refuse(f"a layer is too large: {error.field} of {error.rule}", EXAMPLE)
 
@@ -150,7 +196,7 @@ def _in_group(chain: Chain, alone: Chain, rates: Roofline, degree: int) -> Chain
     """Return a chain with the sums over its group, and with outputs that are whole."""
     layers, size = [], alone.layers[0].activation_bytes
     for layer, whole in zip(chain.layers, alone.layers, strict=True):
-        sums = 2 if layer.name.startswith(("layers.", "mtp.")) else 1
+        sums = 2 if layer.name.startswith(BLOCKS) else 1
         added = ceil(sums * rates.all_reduce_ns(size, degree))
         layers.append(
             replace(

@@ -32,7 +32,7 @@ def shift_left(
     passing = any(transfer.tensor == "weight_half" for transfer in plan.pattern.transfers)
     coming = passing or any(stage.shard != "none" for stage in plan.stages)
     making = _making_weights(plan, coming)
-    running = _Running(events)
+    running = _Running(plan, events)
     copies = _Copies(plan)
 
     def used_by(event: Event) -> list[Hashable]:
@@ -131,7 +131,8 @@ def _is_boundary(event: Event) -> bool:
 class _Running:
     """Which operation each GPU runs in the pattern at an instant."""
 
-    def __init__(self, events: list[Event]) -> None:
+    def __init__(self, plan: Plan, events: list[Event]) -> None:
+        self.plan = plan
         self.of_gpu: dict[int, list[Event]] = defaultdict(list)
         for event in sorted(events, key=lambda event: event.start_ns):
             if isinstance(event.item, Operation) and event.length_ns:
@@ -146,8 +147,8 @@ class _Running:
         number = bisect_right(own, instant, key=lambda event: event.start_ns) - 1
         if number < 0 or own[number].end_ns <= instant:
             return None
-        brought = {*_tensors(transfer)}
-        return None if brought & {*_tensors(own[number])} else own[number]
+        brought = {*_tensors(self.plan, transfer)}
+        return None if brought & {*_tensors(self.plan, own[number])} else own[number]
 
 
 def _leaves_replica(event: Event) -> bool:
@@ -182,15 +183,16 @@ def _uses(plan: Plan, event: Event) -> Iterator[Hashable]:
     """Yield the things that an event uses."""
     item = event.item
     if isinstance(item, Operation):
-        yield "gpu", event.gpu
-        yield "weights", item.stage, event.gpu
+        for gpu in {event.gpu, *map(plan.stages[item.stage].gpu, _mates(plan, event))}:
+            yield "gpu", gpu
+            yield "weights", item.stage, gpu
     else:
         yield from plan.platform.route(event.source or 0, event.gpu, plan.lanes(item))
         if item.moves_weights:
             source = item.stage if item.source_stage is None else item.source_stage
             yield "weights", source, event.source
             yield "weights", item.stage, event.gpu
-    yield from _tensors(event)
+    yield from _tensors(plan, event)
 
 
 def _halves(event: Event) -> Iterator[tuple[Hashable, ...]]:
@@ -205,7 +207,7 @@ def _halves(event: Event) -> Iterator[tuple[Hashable, ...]]:
             yield "weight_half", item.stage, gpu, micro_batch
 
 
-def _tensors(event: Event) -> Iterator[tuple[Hashable, ...]]:
+def _tensors(plan: Plan, event: Event) -> Iterator[tuple[Hashable, ...]]:
     """Yield the activations and gradients that an event makes, moves or reads."""
     item = event.item
     names: tuple[tuple[str, int], ...] = ()
@@ -217,8 +219,16 @@ def _tensors(event: Event) -> Iterator[tuple[Hashable, ...]]:
     elif item.kind in ("B", "I"):
         names = (("gradient", item.stage), ("gradient", item.stage - 1))
     for name in names:
-        for micro_batch in range(event.first, event.first + event.count):
+        for micro_batch in _mates(plan, event) or range(event.first, event.first + event.count):
             yield *name, micro_batch
+
+
+def _mates(plan: Plan, event: Event) -> tuple[int, ...]:
+    """Return the micro-batches whose operations start together, and so wait for the same."""
+    item, context = event.item, plan.chain.context
+    if context == 1 or not isinstance(item, Operation) or item.kind == "U":
+        return ()
+    return plan.stages[item.stage].mates(event.first, context)
 
 
 class _Copies:
@@ -270,7 +280,7 @@ def _instant(plan: Plan, events: list[Event], copies: _Copies) -> list[Event]:
         if _is_of_mini_batch(plan, event.item):
             first = event.first // every * every
             covered = range(first, first + every)
-        for key in (*_tensors(event), *_halves(event)):
+        for key in (*_tensors(plan, event), *_halves(event)):
             sharing[key].append(number)
         if getattr(event.item, "tensor", "") != "weight_half":
             stages = {event.item.stage, getattr(event.item, "source_stage", None)} - {None}

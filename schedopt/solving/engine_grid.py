@@ -96,9 +96,15 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
 
 
 def _lies_in_nodes(problem: Problem, tensor: int) -> bool:
-    """Whether tensor groups one behind the other lie inside nodes."""
-    network = problem.platform.network
-    return network is None or all(node.gpus % tensor == 0 for node in network.nodes)
+    """Whether tensor groups one behind the other lie inside nodes.
+
+    And those that share sequences, as far as they fit into one.
+    """
+    network, width = problem.platform.network, tensor * problem.chain.context
+    return network is None or all(
+        node.gpus % tensor == 0 and (node.gpus < width or node.gpus % width == 0)
+        for node in network.nodes
+    )
 
 
 def _interleaves(problem: Problem, ranks: int, replicas: int) -> bool:
@@ -140,6 +146,8 @@ def _shards(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
     """
     if replicas == 1 or problem.scope.shard == "none":
         return ("none",)
+    if problem.chain.context > 1 and problem.scope.engine == "torchtitan":
+        return ("optimizer",)
     chains = (problem.in_group(tensor) for tensor in problem.degrees)
     if chunks > 1 or any(
         (layer.parameter_bytes or 0) > (layer.gradient_bytes or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import Final
 
 from schedopt.plan import Plan
@@ -63,6 +64,7 @@ def find_fold(problem: Problem, grid: Grid) -> int:
         if len(sizes) > 1:
             return 1
         own = max(1, sizes.pop() // grid.tensor)
+    own = lcm(own, problem.chain.context)
     return grid.replicas // own if grid.replicas % own == 0 else 1
 
 

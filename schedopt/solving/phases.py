@@ -107,7 +107,7 @@ class Phase:
         """How much of the freedom that is tried was allowed, where it is a number, in words."""
         scope, chain = self.problem.scope, self.problem.chain
         if self.tried is Suggestion.TRAINING_STEP:
-            return f"{(scope.microbatches or 1) * chain.samples} samples"
+            return f"{chain.samples_of(scope.microbatches or 1)} samples"
         return f"up to {scope.replicas}" if self.tried is Suggestion.REPLICAS else ""
 
     def in_turn(self, share: float) -> Iterator[tuple[str, float]]:
@@ -232,7 +232,7 @@ def _with_update(problem: Problem) -> Problem:
     """
     chain, count = problem.chain, problem.scope.microbatches or 1
     scope = replace(widest_step(chain), allocation="contiguous")
-    return training_step(chain, problem.platform, count * chain.samples, scope)
+    return training_step(chain, problem.platform, chain.samples_of(count), scope)
 
 
 def _freedoms(asked: Scope) -> Iterator[tuple[str, str, Scope]]:

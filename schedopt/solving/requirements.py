@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from schedopt.engine import why_no_context
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 
@@ -32,6 +33,42 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
             field="stages",
             way_out="Allow it (Scope.recompute), or leave it out of the stages",
         )
+
+
+def refuse_context(problem: Problem) -> None:
+    """Raise `InputError` where GPUs cannot share sequences as the chain says."""
+    context, scope = problem.chain.context, problem.scope
+    shared = f"{context} GPUs share each sequence"
+    if not problem.is_training_step:
+        raise InputError(
+            f"{shared}, and add their gradients up in a training step",
+            field="chain.context",
+            way_out="Ask for a batch (solve.batch), or give a profile of whole sequences",
+        )
+    if len(problem.platform.gpus) < context:
+        raise InputError(
+            f"{len(problem.platform.gpus)}, and {shared}",
+            field="platform.gpus",
+            way_out=f"Give {context} or more, or a profile of whole sequences",
+        )
+    if scope.replicas is not None and scope.replicas < context:
+        raise InputError(
+            f"{scope.replicas}, and {shared}",
+            field="scope.replicas",
+            way_out=f"Allow {context} or more, or any number (None)",
+        )
+    if (scope.microbatches or 0) % context:
+        raise InputError(
+            f"{scope.microbatches} are no whole number of sequences, each of which has {context} "
+            "parts",
+            field="scope.microbatches",
+            way_out=f"Give a multiple of {context}, or a batch (solve.batch)",
+        )
+    if scope.engine is None:
+        return
+    why, way_out = why_no_context(scope.engine, shared=scope.shard != "none")
+    if why:
+        raise InputError(f"{shared}, and {why}", field="chain.context", way_out=way_out)
 
 
 def refuse_updates(problem: Problem, solver: str) -> None:

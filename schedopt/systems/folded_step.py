@@ -65,6 +65,13 @@ def folded_step(
     if twins is None or config.microbatches % fold:
         raise InputError(_APART, field="fold", way_out="Take other stages, or no fold")
     for number, stage in enumerate(stages):
+        if len(stage.gpus) // fold % config.chain.context:
+            raise InputError(
+                f"parts have {len(stage.gpus) // fold} replicas of stage {number}, and "
+                f"{config.chain.context} share each sequence",
+                field="fold",
+                way_out="Take fewer parts, or no fold",
+            )
         if stage.shard not in ("none", "optimizer"):
             raise InputError(
                 f"{stage.shard} is sharded, whose transfers in the step a fold does not say",

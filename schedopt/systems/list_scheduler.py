@@ -63,6 +63,7 @@ class ListScheduler:
         self._tasks: list[Task] = []
         self._named: dict[Named, int] = {}
         self._last_on: dict[int, int] = {}
+        self._shared: dict[tuple[Kind, int, tuple[int, ...]], int] = {}
         self._timeline = Timeline(self.plan(Pattern(k=1, period_total_ns=1, operations=())))
 
     @property
@@ -110,15 +111,26 @@ class ListScheduler:
         item = Operation(
             kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, replica=replica
         )
-        gpu = self.stages[stage].gpu(micro_batch + replica)
-        once = self._timeline.stage_ns(kind, stage, gpu)
-        length = once if kind == "U" else once * covers
-        task = Task(item, gpu, (("gpu", gpu),), length, list(after), earliest_ns, priority)
-        if self.ordered:
-            task.behind = self._last_on.get(gpu)
-            self._last_on[gpu] = len(self._tasks)
+        context = 1 if kind == "U" else self.problem.chain.context
+        mates = self.stages[stage].mates(micro_batch, context)
         names = [(kind, stage, micro_batch + i) for i in range(covers)] if not replica else []
-        self._add(task, names)
+        number = self._shared.get((kind, stage, mates))
+        if number is not None:
+            self._tasks[number].mates.append(item)
+            self._tasks[number].needs += after
+            self._name(names, number)
+        else:
+            if len(mates) > 1:
+                self._shared[kind, stage, mates] = len(self._tasks)
+            gpus = [self.stages[stage].gpu(i + replica) for i in mates]
+            once = max(self._timeline.stage_ns(kind, stage, gpu) for gpu in gpus)
+            length = once if kind == "U" else once * covers
+            resources = tuple(("gpu", gpu) for gpu in gpus)
+            task = Task(item, gpus[0], resources, length, list(after), earliest_ns, priority)
+            if self.ordered:
+                task.needed = [self._last_on[gpu] for gpu in gpus if gpu in self._last_on]
+                self._last_on |= dict.fromkeys(gpus, len(self._tasks))
+            self._add(task, names)
         if kind in _MADE:
             tensor, step = _MADE[kind]
             self._send_on(tensor, stage + step, item, priority)
@@ -191,23 +203,24 @@ class ListScheduler:
                 field="microbatches",
                 way_out="Use fewer micro-batches or GPUs",
             )
+        self._name(names, len(self._tasks))
+        self._tasks.append(task)
+
+    def _name(self, names: Iterable[Named], number: int) -> None:
         for name in names:
             if name in self._named:
                 raise ValueError(f"{name} is added twice")
-            self._named[name] = len(self._tasks)
-        self._tasks.append(task)
+            self._named[name] = number
 
     def _needs(self, task: Task) -> Iterator[int]:
-        if task.behind is not None:
-            yield task.behind
         wanted = list(task.needs)
-        item = task.item
-        if isinstance(item, Operation):
-            for i in range(item.shift, item.shift + item.covers):
-                wanted += self._always_needs(item, i)
+        for item in task.items:
+            if isinstance(item, Operation):
+                for i in range(item.shift, item.shift + item.covers):
+                    wanted += self._always_needs(item, i)
         for name in wanted:
             if name not in self._named:
-                raise ValueError(f"{item} waits for {name}, which never comes")
+                raise ValueError(f"{task.item} waits for {name}, which never comes")
             yield self._named[name]
 
     def _always_needs(self, item: Operation, i: int) -> Iterator[Name]:
@@ -250,7 +263,7 @@ class ListScheduler:
         self._share_updates()
         waiting_for = [0] * len(self._tasks)
         for number, task in enumerate(self._tasks):
-            task.needed = sorted(set(self._needs(task)))
+            task.needed = sorted({*task.needed, *self._needs(task)})
             waiting_for[number] = len(task.needed)
             for needed in task.needed:
                 self._tasks[needed].followers.append(number)
@@ -276,7 +289,7 @@ class ListScheduler:
         last = max(self._tasks, key=lambda task: (task.end_ns, task.start_ns))
         # What takes no time may start at the very end.
         period = max(1, last.end_ns + (last.length_ns == 0))
-        started = ((task.item, task.start_ns) for task in self._tasks)
+        started = ((item, task.start_ns) for task in self._tasks for item in task.items)
         return _pattern(started, microbatches, period)
 
     def steady(self, k: int, *, fold: bool = False) -> Pattern:

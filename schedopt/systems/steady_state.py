@@ -28,7 +28,8 @@ class Task:
     """Something to do: an item whose shift is its micro-batch, counted from the start of the run.
 
     It waits for `needs`, then for its resources, first those of a lower priority. `turn` is its
-    place in the order of starts, and `needed` the numbers of the tasks that it waits for.
+    place in the order of starts, and `needed` the numbers of the tasks that it waits for. Its
+    `mates` are operations on other GPUs that start with it: see `Stage.mates`.
     """
 
     item: Item
@@ -38,11 +39,16 @@ class Task:
     needs: list[Named]
     earliest_ns: int
     priority: int
-    behind: int | None = None
     start_ns: int = -1
     turn: int = -1
     needed: list[int] = field(default_factory=list)
     followers: list[int] = field(default_factory=list)
+    mates: list[Operation] = field(default_factory=list)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All that starts."""
+        return self.item, *self.mates
 
     @property
     def end_ns(self) -> int:

@@ -96,34 +96,45 @@ def test_its_layout_has_our_stages(plan: Plan) -> None:
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[Grid, int]:
-    """Draw a grid of an engine, and the micro-batches of a replica."""
+def grids(draw: st.DrawFn) -> tuple[Grid, int, int]:
+    """Draw a grid of an engine, the micro-batches of a replica, and how many share a sequence."""
     ranks, chunks, count = draw(shapes().filter(lambda shape: shape[0] * shape[1] < 8))
-    replicas = draw(st.integers(1, 3))
+    context = draw(st.sampled_from([1, 1, 2, 3]))
+    replicas = context * draw(st.integers(1, 3))
     shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
-    return Grid(
-        ranks=ranks,
-        chunks=chunks,
-        replicas=replicas,
-        tensor=draw(st.sampled_from([1, 2, 4])),
-        shard=draw(st.sampled_from(shards)),
-        redone=draw(st.integers(0, 2)),
-    ), count
+    return (
+        Grid(
+            ranks=ranks,
+            chunks=chunks,
+            replicas=replicas,
+            tensor=draw(st.sampled_from([1, 2, 4])),
+            shard=draw(st.sampled_from(shards)),
+            redone=draw(st.integers(0, 2)),
+        ),
+        count,
+        context,
+    )
 
 
 @trials(30)
 @given(grids(), st.integers(1, 3))
-def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int], samples: int) -> None:
-    grid, count = drawn
-    begins = range(grid.parts)
+def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int, int], samples: int) -> None:
+    grid, count, context = drawn
     plan = grid_plan(
-        "megatron", grid, begins, blocks=8, count=count * grid.replicas, samples=samples
+        "megatron",
+        grid,
+        range(grid.parts),
+        blocks=8,
+        count=count * grid.replicas,
+        samples=samples,
+        context=context,
     )
     found = megatron_arguments.parse(exported(plan))
     config = megatron_arguments.configured(
         "transformer", found, hidden_size=8, num_attention_heads=4, pipeline_dtype="float"
     )
     assert config.tensor_model_parallel_size == grid.tensor
+    assert config.context_parallel_size == context
     assert config.sequence_parallel == (grid.tensor > 1)
     assert config.microbatch_group_size_per_vp_stage == grid.ranks
     assert config.recompute_num_layers == (grid.redone or None)
@@ -136,27 +147,26 @@ def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int], samples: i
     assert gradients.overlap_grad_reduce or not gradients.overlap_param_gather
     calculator = load("megatron.core.num_microbatches_calculator")
     sizes = found["global_batch_size"], found["micro_batch_size"]
-    calculator.init_num_microbatches_calculator(0, None, *sizes, grid.replicas)
+    calculator.init_num_microbatches_calculator(0, None, *sizes, grid.replicas // context)
     try:
         assert calculator.get_num_microbatches() == count
     finally:
         calculator.unset_num_microbatches_calculator()
-    assert found["global_batch_size"] == count * grid.replicas * samples
+    assert found["global_batch_size"] == count * grid.replicas // context * samples
 
 
 @trials(30)
 @given(grids())
-def test_its_groups_have_our_gpus(drawn: tuple[Grid, int]) -> None:
-    grid, count = drawn
-    begins = range(grid.parts)
-    plan = grid_plan("megatron", grid, begins, blocks=8, count=count * grid.replicas)
+def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
+    grid, count, context = drawn
+    begins, every = range(grid.parts), count * grid.replicas
+    plan = grid_plan("megatron", grid, begins, blocks=8, count=every, context=context)
     found = megatron_arguments.parse(exported(plan))
     state = load("megatron.core.parallel_state")
     ranks = state.RankGenerator(
         tp=found["tensor_model_parallel_size"],
         ep=found["expert_model_parallel_size"],
-        dp=len(plan.platform.gpus)
-        // (found["tensor_model_parallel_size"] * found["pipeline_model_parallel_size"]),
+        dp=grid.replicas // found["context_parallel_size"],
         pp=found["pipeline_model_parallel_size"],
         cp=found["context_parallel_size"],
         order="tp-cp-ep-dp-pp",
@@ -166,7 +176,15 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int]) -> None:
     assert ranks.get_ranks("tp") == groups
     # Gradients are added up between the GPUs that have the same part.
     parts = [[gpu + n for gpu in one.gpus] for one in stages for n in range(grid.tensor)]
-    assert sorted(ranks.get_ranks("dp")) == sorted(parts)
+    assert sorted(ranks.get_ranks("dp-cp")) == sorted(parts)
+    # Sequences are shared by the GPUs of what runs together.
+    shared = {
+        tuple(one.gpu(i) + n for i in one.mates(j, context))
+        for one in stages
+        for j in range(grid.replicas)
+        for n in range(grid.tensor)
+    }
+    assert sorted(map(tuple, ranks.get_ranks("cp"))) == sorted(shared)
     lines = [
         [one.gpus[replica] + n for one in stages]
         for replica in range(grid.replicas)

@@ -27,12 +27,15 @@ pytestmark = needs("torchtitan")
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[Grid, int]:
-    """Draw a grid of torchtitan, and the micro-batches of a replica."""
+def grids(draw: st.DrawFn) -> tuple[Grid, int, int]:
+    """Draw a grid of torchtitan, the micro-batches of a replica, and how many share a sequence."""
     ranks = draw(st.integers(1, 3))
     chunks = draw(st.integers(1, 3)) if ranks > 1 else 1
-    replicas = draw(st.integers(1, 3))
+    context = draw(st.sampled_from([1, 1, 2]))
+    replicas = context * draw(st.integers(1, 3))
     shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
+    if context > 1:
+        shards = ("optimizer",)
     grid = Grid(
         ranks=ranks,
         chunks=chunks,
@@ -41,15 +44,15 @@ def grids(draw: st.DrawFn) -> tuple[Grid, int]:
         shard=draw(st.sampled_from(shards)),
         redone=draw(st.sampled_from([0, ALL])),
     )
-    return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2))
+    return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2)), context
 
 
 @trials(40)
 @given(grids(), st.integers(1, 3))
 def test_its_configurations_and_meshes_have_our_gpus(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Grid, int], samples: int
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Grid, int, int], samples: int
 ) -> None:
-    grid, count = drawn
+    grid, count, context = drawn
     plan = grid_plan(
         "torchtitan",
         grid,
@@ -57,6 +60,7 @@ def test_its_configurations_and_meshes_have_our_gpus(
         blocks=8,
         count=count * grid.replicas,
         samples=samples,
+        context=context,
     )
     folder = tmp_path_factory.mktemp("titan")
     write_export("torchtitan", plan, folder)
@@ -64,7 +68,7 @@ def test_its_configurations_and_meshes_have_our_gpus(
     parallelism, training = config.parallelism, config.training
     local = samples * (count if grid.ranks > 1 else 1)
     assert training.local_batch_size == local
-    assert training.global_batch_size == count * grid.replicas * samples
+    assert training.global_batch_size == count * grid.replicas // context * samples
     assert (config.activation_checkpoint is None) == (grid.redone == 0)
     dims = load("torchtitan.distributed.parallel_dims")
     world = len(plan.platform.gpus)
@@ -85,11 +89,16 @@ def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
     expected = {
         "pp": [one.gpus[0] for one in plan.stages[: grid.ranks]],
         "tp": [first.gpus[0] + n for n in range(grid.tensor)],
-        "dp_replicate" if grid.shard == "none" else "dp_shard": list(first.gpus),
+        "dp_replicate": list(first.gpus) if grid.shard == "none" else [0],
+        "cp": [first.gpu(i) for i in first.mates(0, plan.chain.context)],
     }
     for name, gpus in expected.items():
         mesh = parallel.get_optional_mesh(name)
         assert ([0] if mesh is None else mesh.mesh.flatten().tolist()) == gpus
+    if grid.shard != "none":
+        full = load("torchtitan.distributed.full_dtensor")
+        mesh, dims = full.resolve_fsdp_mesh(parallel)
+        assert mesh[dims.shard].mesh.flatten().tolist() == list(first.gpus)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])

@@ -54,9 +54,13 @@ def grid_plan(
     blocks: int = 6,
     count: int = 8,
     samples: int = 1,
+    context: int = 1,
 ) -> Plan:
-    """Return a training step on a grid, of a transformer whose stages begin at these layers."""
-    chain = replace(transformer(blocks), samples=samples)
+    """Return a training step on a grid, of a transformer whose stages begin at these layers.
+
+    So many micro-batches count parts of sequences, if GPUs share them.
+    """
+    chain = replace(transformer(blocks), samples=samples, context=context)
     scope = Scope(
         allocation="general",
         max_k=None,
@@ -70,7 +74,7 @@ def grid_plan(
     variants = (Variant(tensor=grid.tensor, chain=chain),) if grid.tensor > 1 else ()
     gpus = grid.ranks * grid.replicas * grid.tensor
     platform = Platform(gpus, 10**4, bandwidth=10**9)
-    problem = training_step(chain, platform, count * samples, scope, variants)
+    problem = training_step(chain, platform, chain.samples_of(count), scope, variants)
     last = len(chain.layers) - 1
     stages = [
         Stage(

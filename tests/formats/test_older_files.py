@@ -154,6 +154,6 @@ def test_systems_compare_as_they_did(tmp_path: Path) -> None:
 
 
 def _but_for_memory(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a row said then; plans and samples are there since."""
-    since = ("plan", "samples")
+    """Return what a row said then; plans, samples and who shares them are there since."""
+    since = ("plan", "samples", "context")
     return {name: value for name, value in row.items() if name not in (*MEMORY, *since)}

@@ -93,6 +93,23 @@ def test_degrees_batch_and_optimizer(tmp_path: Path) -> None:
     assert plan.scope.engine == "megatron"
 
 
+def test_gpus_that_share_sequences(tmp_path: Path) -> None:
+    text = (
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+        "--context-parallel-size 2 --global-batch-size 12 --use-distributed-optimizer"
+    )
+    found = megatron(tmp_path, text, 16, of=profile(transformer(context=2), 2))
+    plan = found.result.plan
+    assert plan is not None
+    # Behind a tensor group the one with the other part of the sequences: tp-cp-ep-dp-pp.
+    assert [stage.gpus for stage in plan.stages] == [(0, 2, 4, 6), (8, 10, 12, 14)]
+    assert [plan.stages[0].mates(i, 2) for i in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    # Two replicas with sequences of their own, each of which has six micro-batches.
+    assert found.launch.microbatches == 6
+    assert plan.chain.samples_of(plan.pattern.k) == 12
+    assert check(found.result) == ()
+
+
 def test_without_a_batch_each_replica_has_one_micro_batch(tmp_path: Path) -> None:
     assert megatron(tmp_path, "", 4).launch.microbatches == 1
 
@@ -171,7 +188,7 @@ P2 = "--pipeline-model-parallel-size 2"
 P4 = "--pipeline-model-parallel-size 4"
 REFUSED = [
     ("--pipeline-model-parallel-size 3", "pipeline-model-parallel-size",
-     "3 (pipeline) x 1 (tensor) are 3 GPUs, and the platform has 4, no multiple of that"),
+     "3 (pipeline) x 1 (tensor) x 1 (context) are 3 GPUs, and the platform has 4, no multiple"),
     ("--tensor-model-parallel-size 8", "pipeline-model-parallel-size", "1 (pipeline) x 8"),
     ("--pipeline-model-parallel-size two", "pipeline-model-parallel-size",
      "'two' is not a whole number"),
@@ -220,8 +237,8 @@ REFUSED = [
     (f"{P4} --recompute-granularity selective", "recompute-granularity",
      "parts of a layer are computed again"),
     (f"{P4} --recompute-activations", "recompute-activations", "parts of a layer"),
-    (f"{P2} --context-parallel-size 2", "context-parallel-size",
-     "'2': a sequence is shared by several GPUs"),
+    (f"{P4} --context-parallel-size 2", "pipeline-model-parallel-size",
+     "4 (pipeline) x 1 (tensor) x 2 (context) are 8 GPUs, and the platform has 4"),
     (f"{P2} --expert-model-parallel-size 2", "expert-model-parallel-size", "experts lie apart"),
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
@@ -248,6 +265,12 @@ def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
     )
     text = "--untie-embeddings-and-output-weights --micro-batch-size 2"
     assert_refused(lambda: read(tmp_path, "megatron-args", text), "variants", "micro-batches of 2")
+    assert_refused(
+        lambda: megatron(tmp_path, "--context-parallel-size 2"),
+        "variants",
+        "1 GPU to a sequence, and 2 by the file",
+        "say so in each chain (context: 2)",
+    )
 
 
 def test_tied_weights_of_the_chain_and_the_file_agree(tmp_path: Path) -> None:

@@ -74,6 +74,23 @@ def test_degrees(tmp_path: Path) -> None:
     assert titan(tmp_path, f"{PP} = 2; {copies}", 8).launch.shard == "none"
 
 
+@pytest.mark.parametrize(("pipeline", "shard"), [(2, "optimizer"), (1, "parameter")])
+def test_gpus_that_share_sequences_share_their_state(
+    tmp_path: Path, pipeline: int, shard: str
+) -> None:
+    of = profile(transformer(context=2))
+    text = f"{PP} = {pipeline}; context_parallel_degree = 2"
+    found = titan(tmp_path, text, 8, of=of, training="local_batch_size = 1; global_batch_size = 16")
+    plan = found.result.plan
+    assert plan is not None
+    # Two or four replicas beside each other have sequences of their own.
+    replicas = 8 // pipeline
+    assert (found.launch.context, found.launch.replicas) == (2, replicas)
+    assert {stage.shard for stage in plan.stages} == {shard}
+    assert plan.chain.samples_of(plan.pattern.k) == 16
+    assert check(found.result) == ()
+
+
 def test_sizes_of_micro_batches_and_passes(tmp_path: Path) -> None:
     found = titan(
         tmp_path,
@@ -193,12 +210,16 @@ def test_what_the_chain_was_measured_with_is_left_out_as_the_refusal_says(
 
 REFUSED = [
     (f"{PP} = 3", f"parallelism.{PP}",
-     "3 (pipeline) x 1 (replicate) x 1 (shard) x 1 (tensor) are 3 GPUs, and the platform"),
+     "3 (pipeline) x 1 (replicate) x 1 (shard) x 1 (context) x 1 (tensor) are 3 GPUs, and the "
+     "platform"),
     (f"{PP} = 2; data_parallel_shard_degree = 1", f"parallelism.{PP}",
-     "2 (pipeline) x 1 (replicate) x 1 (shard) x 1 (tensor) are 2 GPUs, and the platform has 4"),
+     "2 (pipeline) x 1 (replicate) x 1 (shard) x 1 (context) x 1 (tensor) are 2 GPUs, and the "
+     "platform has 4"),
     (f"{PP} = '2x'", f"parallelism.{PP}", "'2x' is not a whole number"),
     ("data_parallel_replicate_degree = 2", "parallelism.data_parallel_replicate_degree",
-     "2 beside parallelism.data_parallel_shard_degree 2: copies of shards"),
+     "2 copies of 2 shards, which stages of a plan do not have"),
+    ("data_parallel_replicate_degree = 2; context_parallel_degree = 2",
+     "parallelism.data_parallel_replicate_degree", "2 copies of 2 shards"),
     ("data_parallel_shard_degree = 0", "parallelism.data_parallel_shard_degree", "0 is no degree"),
     (f"{PP} = 2; fsdp_reshard_after_forward = 'always'", "parallelism.fsdp_reshard_after_forward",
      "'always' fetches the weights for each micro-batch"),
@@ -221,8 +242,8 @@ REFUSED = [
      "parallelism.module_fqns_per_model_part", "the layers of part 1 do not follow layer 0"),
     (f"{PP} = 4; {FQNS}; pipeline_parallel_layers_per_stage = 2",
      "parallelism.pipeline_parallel_layers_per_stage", "given together with"),
-    (f"{PP} = 4; context_parallel_degree = 2", "parallelism.context_parallel_degree",
-     "2: a sequence is shared"),
+    (f"{PP} = 4; context_parallel_degree = 2", f"parallelism.{PP}",
+     "4 (pipeline) x 1 (replicate) x 1 (shard) x 2 (context) x 1 (tensor) are 8 GPUs"),
     (f"{PP} = 4; new_thing = 2", "parallelism.new_thing", "it is unknown here"),
 ]  # fmt: skip
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def test_numbers_are_read() -> None:
     decoder = Decoder(
         layers=3, hidden=64, ffn=96, vocabulary=100, attention=attention, name="decoder"
     )
-    assert read_shape(PLAIN) == Shape(decoder=decoder, heads=4)
+    assert read_shape(PLAIN) == Shape(decoder=decoder, heads=4, compared=64)
     experts = Experts(count=8, active=2, shared=1, ffn=48)
     wide = replace(
         decoder,
@@ -34,7 +36,7 @@ def test_numbers_are_read() -> None:
         dense=1,
         predictors=1,
     )
-    assert read_shape(MOE) == Shape(decoder=wide, heads=4, expert=4)
+    assert read_shape(MOE) == Shape(decoder=wide, heads=4, compared=256, expert=4)
 
 
 @pytest.mark.parametrize("text", [PLAIN, MOE])
@@ -44,6 +46,22 @@ def test_on_one_gpu_it_is_the_chain_of_the_decoder(text: str) -> None:
     for variant, samples in zip(profile.variants, (1, 2), strict=True):
         batch = Batch(sequence=128, samples=samples, expert=shape.expert)
         assert variant.chain == make_chain(shape.decoder, batch, RATES)
+
+
+def test_keys_and_values_go_round_between_gpus_that_share_sequences() -> None:
+    shape = read_shape(f"{PLAIN},context-parallel=4")
+    (variant,) = make_profile(shape, RATES, sequence=128).variants
+    part = make_chain(shape.decoder, Batch(sequence=128, context=4), RATES)
+    # Three rounds, each with the keys and values of 32 tokens: two heads of 16 values, twice.
+    bandwidth, latency = RATES.link_bytes_per_s, RATES.latency_ns
+    assert bandwidth is not None
+    each = ceil(3 * (latency + Fraction(32 * 2 * 2 * 16 * 2 * 10**9, bandwidth)))
+    assert variant.chain.context == 4
+    for number, (one, own) in enumerate(zip(variant.chain.layers, part.layers, strict=True)):
+        added = each if 0 < number < 4 else 0
+        assert one.forward_ns == own.forward_ns + added
+        assert one.backward_ns == own.backward_ns + 2 * added
+        assert one.parameter_bytes == own.parameter_bytes
 
 
 def test_groups_add_their_sums_and_send_whole_outputs() -> None:

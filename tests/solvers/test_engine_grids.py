@@ -11,7 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, check, solve
-from schedopt.engine import ENGINES, Engine, recomputable_units, stage_begins, why_not_stages
+from schedopt.engine import (
+    ENGINES,
+    Engine,
+    recomputable_units,
+    stage_begins,
+    why_no_context,
+    why_not_stages,
+)
 from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
@@ -63,6 +70,14 @@ def trained(draw: st.DrawFn, *, most: int = 3) -> tuple[Chain, tuple[Variant, ..
     return chain(1), variants
 
 
+def shared_by(
+    context: int, chain: Chain, variants: tuple[Variant, ...]
+) -> tuple[Chain, tuple[Variant, ...]]:
+    """Return chains as they are on one of the GPUs that share each sequence."""
+    shared = (replace(one, chain=replace(one.chain, context=context)) for one in variants)
+    return replace(chain, context=context), tuple(shared)
+
+
 @st.composite
 def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
     """Draw the question for a training step that an engine runs."""
@@ -88,6 +103,9 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
     if scope.replicas != 1:
         shards: list[Shard] = ["none", "optimizer"]
         scope = replace(scope, shard=draw(st.sampled_from(shards)))
+        if why_no_context(scope.engine or "torch", shared=scope.shard != "none") == ("", ""):
+            context = draw(st.sampled_from([1, 1, 2]))
+            chain, variants = shared_by(context, chain, variants)
     return training_step(chain, platform, draw(st.sampled_from([1, 2, 3, 4, 6])), scope, variants)
 
 

@@ -286,8 +286,8 @@ def test_one_part_of_a_fold_is_searched_for_all(problem: Problem, fold: int, lin
     scope = replace(problem.scope, replicas=None, microbatches=count)
     problem = replace(problem, platform=platform, rule=Rule.of_flush(count), scope=scope)
     step, whole_step = read_step(problem, fold), step_data(problem)
+    assume(step is not None and holds(whole_step))
     assert step is not None
-    assume(step.replicas and holds(whole_step))
     search, bound = StepSearch(step, Run(problem)), bound_of(problem)
     for candidate in list(islice(search.improve(), 2)):
         plan = lay_out(step, candidate, search.candidates.orders(candidate))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from schedopt.bench.layouts.shapes import SHAPES, find_attention, longest
@@ -212,7 +212,8 @@ def _chain(line: Line, read: Sequence[LayoutChunk], gpu: str) -> Chain | None:
         context=_degree(line, "cp"),
         expert=USUAL_EXPERT if line["ep"] is None and experts else _degree(line, "ep"),
     )
-    return make_chain(decoder, batch, find_rates(gpu, "half"))
+    # One pipeline stands for all, also where their GPUs share sequences.
+    return replace(make_chain(decoder, batch, find_rates(gpu, "half")), context=1)
 
 
 def _experts(moe: object) -> tuple[Experts | None, int]:

@@ -23,6 +23,8 @@ class Launch:
         First and last layer of each.
     ranks, replicas, tensor : int
         p, d and t. Stage s lies on rank s mod p, or where `homes` says.
+    context : int
+        c, the GPUs that share each sequence, which are c replicas of a rank in a row.
     samples : int
         Of a micro-batch.
     microbatches : int
@@ -45,6 +47,7 @@ class Launch:
     tensor: int
     samples: int
     microbatches: int
+    context: int = 1
     shard: Shard = "none"
     recompute: tuple[tuple[Layers, ...], ...] = ()
     rows: tuple[tuple[Turn, ...], ...] | None = None

@@ -64,8 +64,8 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     """
     settings = Settings(read_flags(text, SWITCHES), ignored, prefix="--")
     settings.check_ignored((RANKS, TENSOR, CONTEXT, SIZE, BATCH))
-    ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
-    replicas = _replicas(settings, gpus, ranks, tensor)
+    ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
+    replicas = _replicas(settings, gpus, ranks, tensor, context)
     _check_model(settings, chain)
     chunks = _chunks(settings, chain, ranks)
     try:
@@ -77,13 +77,14 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     samples = settings.whole(SIZE)
     count = _microbatches(settings, samples, replicas, ranks, len(stages))
     recompute = _recompute(settings, chain, stages)
-    shared = settings.flag(SHARED) and replicas > 1
+    shared = settings.flag(SHARED) and replicas * context > 1
     return Launch(
         engine="megatron",
         stages=stages,
         ranks=ranks,
-        replicas=replicas,
+        replicas=replicas * context,
         tensor=tensor,
+        context=context,
         samples=samples,
         microbatches=count,
         shard="optimizer" if shared else "none",
@@ -92,14 +93,14 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     )
 
 
-def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int) -> int:
-    """Return how many replicas a stage has, the GPUs that are left."""
-    replicas, rest = divmod(gpus, ranks * tensor)
+def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: int) -> int:
+    """Return how many replicas with sequences of their own a stage has, the GPUs that are left."""
+    replicas, rest = divmod(gpus, ranks * tensor * context)
     if rest or not replicas:
         settings.refuse(
             RANKS,
-            f"{ranks} (pipeline) x {tensor} (tensor) are {ranks * tensor} GPUs, and the platform "
-            f"has {gpus}, no multiple of that",
+            f"{ranks} (pipeline) x {tensor} (tensor) x {context} (context) are "
+            f"{ranks * tensor * context} GPUs, and the platform has {gpus}, no multiple of that",
             "Name the GPUs that it runs on, or other sizes",
         )
     nodes, each = settings.get("nnodes"), settings.get("nproc-per-node")

@@ -28,6 +28,7 @@ from schedopt.systems.data_parallel import list_buckets
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.zero import gathered_step
 from schedopt.transformer_blocks import find_blocks
+from schedopt.units import counted
 from schedopt.version import __version__
 
 SOLVER: Final = "imported"
@@ -86,6 +87,13 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             way_out=f"Profile the model with micro-batches of {launch.samples} samples",
         )
     chain, variants = profile.of_size(launch.samples)
+    if chain.context != launch.context:
+        raise InputError(
+            f"{counted(chain.context, 'GPU')} to a sequence, and {launch.context} by the file",
+            field="variants",
+            way_out=f"Profile the model with {counted(launch.context, 'GPU')} to a sequence, and "
+            f"say so in each chain (context: {launch.context})",
+        )
     count = launch.replicas * launch.microbatches
     shared = launch.shard in ("gradient", "parameter")
     if not chain.knows_gradients:
@@ -111,7 +119,7 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
         scope = replace(scope, shard=launch.shard)
     if any(kind in ("I", "W") for row in launch.rows or () for kind, *_ in row):
         scope = replace(scope, engine=None, split_backward=True)
-    return training_step(chain, platform, count * chain.samples, scope, variants)
+    return training_step(chain, platform, chain.samples_of(count), scope, variants)
 
 
 def _check_groups(launch: Launch, problem: Problem) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,14 +88,14 @@ def read_torchtitan(
     """
     settings = Settings(_values(text, is_code=is_python(path, text)), ignored)
     settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, LOCAL, GLOBAL, SIZE))
-    ranks, tensor = settings.whole(RANKS, 1), settings.whole(TENSOR, 1)
-    replicas, shard = _replicas(settings, gpus, ranks, tensor)
+    ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
+    replicas, shard = _replicas(settings, gpus, (ranks, tensor, context))
     chunks = _chunks(settings, chain, ranks)
     try:
         stages = stages_of_chunks(chain, chunks, "torchtitan")
     except InputError as error:
         settings.refuse(PARTS if settings.has(PARTS) else RANKS, error.rule, error.way_out)
-    samples, count, passes = _batch(settings, ranks, replicas)
+    samples, count, passes = _batch(settings, ranks, replicas // context)
     if shard == "gradient" and passes == 1:
         # Of one backward the gradients go round once, as those of a shared optimizer state.
         shard = "optimizer"
@@ -109,6 +110,7 @@ def read_torchtitan(
         ranks=ranks,
         replicas=replicas,
         tensor=tensor,
+        context=context,
         samples=samples,
         microbatches=count * passes,
         shard=shard,
@@ -169,29 +171,28 @@ def _python_values(assigned: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int) -> tuple[int, Shard]:
-    """Return how many replicas a stage has, and what they share."""
+def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tuple[int, Shard]:
+    """Return how many replicas a stage has, and what they share: with a sequence also the state."""
+    ranks, tensor, context = sizes
     copies, shards = settings.whole(COPIES, 1), settings.whole(SHARDS, -1, low=-1)
-    own = ranks * tensor * copies
+    own = prod(sizes) * copies
     if shards == 0:
-        settings.refuse(
-            SHARDS, "0 is no degree", "Give -1 for the GPUs that are left, or 1 or more"
-        )
+        settings.refuse(SHARDS, "0 is no degree", "Give -1 for the GPUs left, or 1 or more")
     shards = max(1, gpus // own) if shards == -1 else shards
     if own * shards != gpus:
         settings.refuse(
             RANKS,
-            f"{ranks} (pipeline) x {copies} (replicate) x {shards} (shard) x {tensor} (tensor) are "
-            f"{own * shards} GPUs, and the platform has {gpus}",
+            f"{ranks} (pipeline) x {copies} (replicate) x {shards} (shard) x {context} (context) x "
+            f"{tensor} (tensor) are {own * shards} GPUs, and the platform has {gpus}",
             "Name the GPUs that it runs on, or other degrees",
         )
     policy = settings.word(RESHARD, ("default", "always", "never"), "default")
+    shards *= context
     if copies > 1 and shards > 1:
         settings.refuse(
             COPIES,
-            f"{copies} beside {settings.name(SHARDS)} {shards}: copies of shards, which stages of "
-            "a plan do not have",
-            "Give 1 to one of them",
+            f"{copies} copies of {shards} shards, which stages of a plan do not have",
+            f"Give 1, and those GPUs to {SHARDS}",
         )
     if shards == 1:
         return copies, "none"

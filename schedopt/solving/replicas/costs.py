@@ -160,8 +160,14 @@ def in_several_nodes(machine: Machine, first: int, count: int) -> bool:
 
 @njit_kernel
 def is_aligned(machine: Machine, first: int, tensor: int) -> bool:
-    """Whether tensor groups that begin with a GPU, one behind the other, lie inside nodes."""
-    return machine.node == machine.gpus or first % tensor == 0
+    """Whether tensor groups that begin with a GPU, one behind the other, lie inside nodes.
+
+    And those that share sequences, if they fit into one.
+    """
+    width = tensor * machine.context
+    if width > machine.node:
+        width = tensor
+    return machine.node == machine.gpus or first % width == 0
 
 
 @njit_kernel

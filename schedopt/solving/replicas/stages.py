@@ -50,7 +50,7 @@ def find_fold(problem: Problem) -> int:
     # Groups of more GPUs fill a node with fewer replicas.
     width = 1 if machine.node == machine.gpus else machine.node
     unit = max(1, width // max(_degrees(problem, machine)))
-    for fold in problem.replica_counts:
+    for fold in sorted({1, *problem.replica_counts}):
         gpus, rest = divmod(machine.gpus, fold)
         if not rest and gpus <= MOST_GPUS and gpus % width == 0:
             return fold if most is None or fold * unit <= most else 1
@@ -60,8 +60,8 @@ def find_fold(problem: Problem) -> int:
 def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     """Return what a training step, or a part of a fold, needs to know.
 
-    None where some GPUs or links differ. In a fold stages have whole nodes, and share nothing but
-    their optimizer states.
+    None where some GPUs or links differ, or those that share sequences fit nowhere. In a fold
+    stages have whole nodes, and share nothing but their optimizer states.
     """
     machine, count = read_machine(problem), problem.scope.microbatches
     if machine is None:
@@ -81,20 +81,22 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
         ]
         for choose in (_shards, _levels)
     )
-    if fold > 1:
-        options = [option for option in options if option.shard < LAYERED]
+    # Groups one behind the other lie inside nodes.
+    options = [
+        option
+        for option in options
+        if (fold == 1 or option.shard < LAYERED)
+        and (whole.node == whole.gpus or whole.node % _width(whole, degrees[option.group]) == 0)
+    ]
+    if not options:
+        return None
     return StepData(
         problem=problem,
         machine=machine,
         costs=read_costs(problem, machine, sorted({*options, *least}), count),
         count=count,
         replicas=tuple(sorted({option.replicas for option in options})),
-        options=tuple(
-            option
-            for option in options
-            # Groups one behind the other lie inside nodes.
-            if whole.node == whole.gpus or whole.node % degrees[option.group] == 0
-        ),
+        options=tuple(options),
         least_options=tuple(least),
     )
 
@@ -104,6 +106,12 @@ def _degrees(problem: Problem, machine: Machine) -> list[int]:
     return [tensor for tensor in problem.degrees if tensor <= machine.node]
 
 
+def _width(machine: Machine, tensor: int) -> int:
+    """Return how many GPUs lie in one node: a tensor group, or several that share sequences."""
+    together = tensor * machine.context
+    return together if together <= machine.node else tensor
+
+
 def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Iterator[int]:
     """Yield the numbers of replicas, of all parts of a fold, for groups of some size."""
     several = machine.node < machine.gpus
@@ -111,7 +119,8 @@ def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Itera
     for count in sorted((*problem.replica_counts, *uneven)):
         own, rest = divmod(count, fold)
         whole = not (fold > 1 and several) or own * tensor % machine.node == 0
-        if not rest and whole and count * tensor <= machine.gpus:
+        shared = own % machine.context == 0
+        if not rest and whole and shared and count * tensor <= machine.gpus:
             yield count
 
 
@@ -151,15 +160,16 @@ def read_machine(problem: Problem) -> Machine | None:
     """Return the GPUs and links of a problem; None where some differ from others."""
     platform, network = problem.platform, problem.platform.network
     gpus, room = len(platform.gpus), platform.gpus[0].usable_bytes
+    context = problem.chain.context
     if len(set(platform.gpus)) > 1:
         return None
     if network is None:
         link = _describe(platform.link)
-        return Machine(gpus, gpus, room, link, link)
+        return Machine(gpus, gpus, room, link, link, context=context)
     nodes = [node for node in network.nodes if node.gpus]
     if len(nodes) == 1:
         link = _describe(nodes[0].link)
-        return Machine(gpus, gpus, room, link, link)
+        return Machine(gpus, gpus, room, link, link, context=context)
     sizes = {node.gpus for node in nodes}
     inside = {node.link for node in nodes} if sizes != {1} else {None}
     between = {link for _, link in network.paths()}
@@ -169,7 +179,8 @@ def read_machine(problem: Problem) -> Machine | None:
         return None
     node, count = sizes.pop(), 0 if several else cards.pop()
     ways = _describe(inside.pop()), _describe(between.pop())
-    return Machine(gpus, node, room, *ways, card=node // count if count else 0)
+    card = node // count if count else 0
+    return Machine(gpus, node, room, *ways, card=card, context=context)
 
 
 def _describe(link: Link | None) -> tuple[int, int, int]:
