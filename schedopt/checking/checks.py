@@ -107,8 +107,9 @@ def _check_plan(plan: Plan) -> list[Violation]:
 def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
     """Check stages of a plan, and operations and transfers of it or of what stands for it."""
     found = [*find_wrong_layers(plan), *find_wrong_groups(plan)]
-    # Of a fold each part has whole groups.
-    found += find_wrong_contexts(plan) or find_wrong_contexts(laid_out)
+    found.extend(find_wrong_contexts(plan))
+    if plan.pattern.fold > 1:
+        found.extend(find_wrong_contexts(laid_out, fold=plan.pattern.fold))
     if not found:
         found.extend(find_parted_layers(plan))
     found.extend(find_wrong_operations(laid_out))

@@ -144,13 +144,19 @@ def find_wrong_groups(plan: Plan) -> Iterator[Violation]:
                     break
 
 
-def find_wrong_contexts(plan: Plan) -> Iterator[Violation]:
-    """Yield GPUs that cannot share sequences as the chain says."""
+def find_wrong_contexts(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
+    """Yield GPUs that cannot share sequences as the chain says.
+
+    The plan may stand for that of a fold. Then parts have whole groups, in which case those of the
+    whole plan are the same, or a group has whole parts, whose replicas all start together.
+    """
     context, network = plan.chain.context, plan.platform.network
     if context == 1:
         return
     for position, stage in enumerate(plan.stages):
         place, gpus = f"stage {position}", sorted(set(stage.gpus))
+        if fold > 1 and context % len(stage.gpus) == 0:
+            continue
         if len(gpus) < len(stage.gpus) or len(gpus) % context:
             yield Violation(
                 "group",
@@ -170,7 +176,7 @@ def find_wrong_contexts(plan: Plan) -> Iterator[Violation]:
                 nodes = [network.node_of[gpu] for gpu in (first, last)]
                 if nodes[0] != nodes[1] and last - first < network.nodes[nodes[0]].gpus:
                     yield Violation("group", place, f"{named}, and do not lie in one node")
-    for position, (stage, behind) in enumerate(pairwise(plan.stages)):
+    for position, (stage, behind) in enumerate(pairwise(plan.stages if fold == 1 else ())):
         for i in range(lcm(len(stage.gpus), len(behind.gpus))):
             ours, theirs = ({*one.mates(i, context)} for one in (stage, behind))
             if ours != theirs:

@@ -64,7 +64,8 @@ def find_fold(problem: Problem, grid: Grid) -> int:
         if len(sizes) > 1:
             return 1
         own = max(1, sizes.pop() // grid.tensor)
-    own = lcm(own, problem.chain.context)
+    if problem.chain.context % own:
+        own = lcm(own, problem.chain.context)
     return grid.replicas // own if grid.replicas % own == 0 else 1
 
 

@@ -65,10 +65,10 @@ def folded_step(
     if twins is None or config.microbatches % fold:
         raise InputError(_APART, field="fold", way_out="Take other stages, or no fold")
     for number, stage in enumerate(stages):
-        if len(stage.gpus) // fold % config.chain.context:
+        own, context = len(stage.gpus) // fold, config.chain.context
+        if own % context and context % own:
             raise InputError(
-                f"parts have {len(stage.gpus) // fold} replicas of stage {number}, and "
-                f"{config.chain.context} share each sequence",
+                f"parts have {own} replicas of stage {number}, and {context} share each sequence",
                 field="fold",
                 way_out="Take fewer parts, or no fold",
             )

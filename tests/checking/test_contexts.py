@@ -14,12 +14,15 @@ from schedopt import Chain, InputError, Pattern, Plan, Platform, Problem, Rule, 
 from schedopt.checking import check
 from schedopt.comparing.measures import measure_plan
 from schedopt.exporting import find_target
+from schedopt.folding import whole
 from schedopt.formats.chains import chain_to_json
 from schedopt.problem import widest_step
 from schedopt.profile import Profile, Variant
 from schedopt.simulation import simulate
 from schedopt.solving import solve_problem
 from schedopt.solving.engine_grid import Grid
+from schedopt.solving.replicas.layout import lay_out_turns
+from schedopt.systems.steps import engine_order
 from tests.budgets import trials
 from tests.exporting.engines import grid_plan, refusal
 from tests.importing.launching import transformer
@@ -64,6 +67,37 @@ def test_a_step_of_parts_has_half_the_samples_and_all_the_replicas() -> None:
     figures = [measure_plan(one, 8, "a plan") for one in (plan, whole)]
     assert figures[0].step_of_sample == 2 * figures[1].step_of_sample
     assert figures[0].memory_peak_bytes == figures[1].memory_peak_bytes
+
+
+@pytest.mark.parametrize(("context", "fold"), [(2, 4), (4, 4), (3, 2)])
+def test_parts_of_a_fold_have_whole_groups_or_groups_whole_parts(context: int, fold: int) -> None:
+    """By threes two parts have a group each, else a group has several parts of one replica."""
+    replicas = 6 if context == 3 else 4
+    grid = replace(GRID, replicas=replicas)
+    plan = grid_plan("megatron", grid, [0, 4], count=2 * replicas, context=context)
+    turns = [
+        (kind, stage, i * (replicas // fold) + replica)
+        for kind, stage, i in engine_order(2, 1, 2)
+        for replica in range(replicas // fold)
+    ]
+    own = replicas // fold
+    stages = [
+        replace(
+            one, gpus=tuple(one.gpus[part * own + n] for n in range(own) for part in range(fold))
+        )
+        for one in plan.stages
+    ]
+    folded = lay_out_turns(plan.problem, stages, turns, fold=fold)
+    assert folded.pattern.fold == fold
+    assert check(folded) == ()
+    assert check(whole(folded)) == ()
+
+
+def test_a_fold_that_parts_a_group_is_refused() -> None:
+    grid = replace(GRID, replicas=6)
+    plan = grid_plan("megatron", grid, [0, 4], count=6, context=3)
+    with pytest.raises(InputError, match="parts have 2 replicas of stage 0, and 3 share"):
+        lay_out_turns(plan.problem, plan.stages, [], fold=3)
 
 
 def later(plan: Plan) -> Plan:
