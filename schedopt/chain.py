@@ -206,6 +206,12 @@ class Chain(
         they send each other. What is called a micro-batch elsewhere is then the part that one of
         them takes: c replicas of a stage, on GPUs in a row, have those of the same `samples`
         samples, and run them at the same time.
+    expert : int
+        e, a multiple of c: the GPUs that share the experts of each layer (expert parallelism;
+        Lepikhin et al. 2021). Each stage has as many replicas, in a row, which run each operation
+        at the same time and send each other tokens, as the figures have it. Experts count in
+        `weight_bytes` alone, and not in its parts, since nobody else adds up their gradients or
+        has a share of their state.
     recipe : Recipe, optional
         How to cut the model again.
     provenance : mapping
@@ -226,6 +232,7 @@ class Chain(
     copied: tuple[tuple[int, ...], ...] = ()
     samples: int = 1
     context: int = 1
+    expert: int = 1
     recipe: Recipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -245,7 +252,15 @@ class Chain(
         _check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
         check_whole(self, "samples", low=1)
-        check_whole(self, "context", low=1, high=LARGEST_GROUP)
+        for name in ("context", "expert"):
+            check_whole(self, name, low=1, high=LARGEST_GROUP)
+        if self.expert > 1 and self.expert % self.context:
+            raise InputError(
+                f"{self.expert} is no multiple of {self.context}, the GPUs that share each "
+                "sequence",
+                field="expert",
+                way_out=f"Give {self.context} or a multiple, or 1",
+            )
         self._check_totals()
         seen: set[int] = set()
         for name in ("same_gpu", "copied"):
@@ -342,23 +357,35 @@ class Chain(
         for name in ("same_gpu", "copied"):
             if groups := getattr(self, name):
                 document[name] = groups
-        if self.context > 1:
-            document["context"] = self.context
+        for name in ("context", "expert"):
+            if (count := getattr(self, name)) > 1:
+                document[name] = count
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @property
+    def together(self) -> int:
+        """How many replicas in a row run each operation at the same time."""
+        return max(self.context, self.expert)
+
+    @property
+    def sharing(self) -> str:
+        """What they share, in words."""
+        what = "the experts of a layer" if self.expert > 1 else "each sequence"
+        return f"{self.together} GPUs share {what}"
 
     def samples_of(self, microbatches: int) -> int:
         """Return the samples of a step of so many micro-batches, which has all parts of each."""
         return microbatches * self.samples // self.context
 
-    def require_whole_sequences(self, *, needed_by: str) -> None:
-        """Refuse to go on where GPUs share sequences, and nothing does that there."""
-        if self.context > 1:
+    def require_alone(self, *, needed_by: str) -> None:
+        """Refuse to go on where GPUs share sequences or experts, and nothing does that there."""
+        if self.together > 1:
             raise InputError(
-                f"{self.context} GPUs share each sequence, and {needed_by} takes whole ones",
-                field="chain.context",
-                way_out="Give a profile of whole sequences (context 1), or export the plan for "
-                "megatron or torchtitan",
+                f"{self.sharing}, and {needed_by} does not do that",
+                field="chain.expert" if self.expert > 1 else "chain.context",
+                way_out="Give a profile of one GPU without others (context and expert 1), or "
+                "export the plan for megatron or torchtitan",
             )
 
     def require(self, name: str, layers: Iterable[int], *, needed_by: str) -> None:

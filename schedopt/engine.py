@@ -17,9 +17,9 @@ lies on rank s mod p, and every rank has equally many.
 - *torch* (torch.distributed.pipelining, with a script of one's own): cuts between any layers; it
   recomputes all of them, or none.
 
-GPUs that share sequences (`Chain.context`) are replicas of a rank in a row, as Megatron-LM
-(``tp-cp-ep-dp-pp``) and torchtitan (``dp_shard``, ``cp``, ``tp``) number them. torchtitan shares
-the optimizer state among these too.
+GPUs that share sequences or experts (`Chain.context`, `Chain.expert`) are replicas of a rank in a
+row, as Megatron-LM (``tp-cp-ep-dp-pp``) and torchtitan (``dp_shard``, ``cp``, ``tp``) number them.
+torchtitan shares the optimizer state among these too.
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ def adds_up_once(engine: Engine) -> bool:
     return engine != "torchtitan"
 
 
-def why_no_context(engine: Engine, *, shared: bool) -> tuple[str, str]:
-    """Return why GPUs of an engine cannot share sequences, and the way out; empty if they can.
+def why_not_together(engine: Engine, *, shared: bool) -> tuple[str, str]:
+    """Return why GPUs of an engine share no sequences or experts, and the way out; else nothing.
 
     `shared` is whether replicas share their optimizer state.
     """
     if engine == "deepspeed":
         return (
             "no pipeline of DeepSpeed does that",
-            "Ask for another engine, or give a profile of whole sequences",
+            "Ask for another engine, or give a profile of one GPU without others",
         )
     if engine == "torchtitan" and not shared:
         return (
@@ -138,7 +138,7 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     if len(stages) > len(begins):
         return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
     return (
-        _why_no_context(chain, stages, engine)
+        _why_not_together(chain, stages, engine)
         or _why_no_grid(stages)
         or _why_not_rounds(stages, engine)
         or _why_not_predictors(chain, stages, engine)
@@ -146,15 +146,18 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     )
 
 
-def _why_no_context(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:
-    """Return why replicas cannot share sequences as the chain says."""
-    context, count = chain.context, len(stages[0].gpus)
-    if context == 1:
+def _why_not_together(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str:
+    """Return why replicas cannot share sequences or experts as the chain says."""
+    first, together = stages[0], chain.together
+    if together == 1:
         return ""
-    if count % context:
-        return f"stage 0 has {count} replicas, and {context} share each sequence"
-    why, _ = why_no_context(engine, shared=stages[0].shard != "none")
-    return f"{context} GPUs share each sequence, and {why}" if why else ""
+    count = len(first.gpus)
+    if count % together or (chain.expert > 1 and count > together):
+        return f"stage 0 has {count} replicas, and {chain.sharing}"
+    why, _ = why_not_together(engine, shared=first.shard != "none")
+    if engine == "torchtitan" and chain.expert > 1 < first.tensor:
+        why = "torchtitan counts those of tensor groups among them"
+    return f"{chain.sharing}, and {why}" if why else ""
 
 
 def _why_no_grid(stages: Sequence[Stage]) -> str:

@@ -10,7 +10,7 @@ from schedopt.chain import Chain
 from schedopt.engine import TITLES, stage_begins
 from schedopt.errors import InputError
 from schedopt.platform import Platform
-from schedopt.profile import Variant, check_alike, check_context
+from schedopt.profile import Variant, check_alike, check_together
 from schedopt.rule import Rule
 from schedopt.scope import MOST_MICROBATCHES, Scope, allows_most
 from schedopt.stage import Stage
@@ -143,7 +143,7 @@ class Problem:
                 )
             before = variant.tensor
             check_alike(self.chain, variant.chain, f"{field}.chain")
-            check_context(self.chain, variant.chain, f"{field}.chain")
+            check_together(self.chain, variant.chain, f"{field}.chain")
             if variant.chain.samples != self.chain.samples:
                 raise InputError(
                     f"{variant.chain.samples}, and the chain has {self.chain.samples}",
@@ -187,7 +187,7 @@ class Problem:
     def replica_counts(self) -> tuple[int, ...]:
         """How many replicas that run as many micro-batches each a stage may have, ascending.
 
-        Those that share sequences count as replicas.
+        Those that share sequences count as replicas; experts are shared by all of them.
         """
         count = self.scope.microbatches or 1
         return tuple(number for number in self._possible_counts() if count % number == 0)
@@ -203,8 +203,10 @@ class Problem:
     def _possible_counts(self) -> range:
         count = self.scope.microbatches or 1
         most = min(len(self.platform.gpus), count, self.scope.replicas or count)
-        context = self.chain.context
-        return range(context, most + 1, context)
+        together = self.chain.together
+        if self.chain.expert > 1:
+            most = min(most, together)
+        return range(together, most + 1, together)
 
     def with_extra_memory(self, extra_bytes: int) -> Self:
         """Return the same problem with more memory on every GPU."""

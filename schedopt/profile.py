@@ -98,20 +98,22 @@ def check_alike(one: Chain, other: Chain, field: str) -> None:
             )
 
 
-def check_context(one: Chain, other: Chain, field: str) -> None:
-    """Require that as many GPUs share each sequence in two chains.
+def check_together(one: Chain, other: Chain, field: str) -> None:
+    """Require that as many GPUs share each sequence, and the experts, in two chains.
 
     Raises
     ------
     InputError
         Naming the field of `other`.
     """
-    if one.context != other.context:
-        raise InputError(
-            f"{other.context}, and another variant has {one.context}",
-            field=f"{field}.context",
-            way_out="Give a profile for each number of GPUs that share sequences",
-        )
+    for name in ("context", "expert"):
+        own, others = getattr(other, name), getattr(one, name)
+        if own != others:
+            raise InputError(
+                f"{own}, and another variant has {others}",
+                field=f"{field}.{name}",
+                way_out="Give a profile for each number of GPUs that share sequences or experts",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ class Profile(
                 )
             seen.add(key)
             check_alike(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
-            check_context(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
+            check_together(self.variants[0].chain, variant.chain, f"variants[{number}].chain")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ Shard = Literal["none", "optimizer", "gradient", "parameter"]
 SHARDS: Final[tuple[Shard, ...]] = get_args(Shard)
 """What replicas may share of the state of a stage, each more than the one before."""
 LARGEST_GROUP: Final = 1024
-"""GPUs of a tensor group, or that share sequences."""
+"""GPUs of a tensor group, or that share sequences or experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +126,18 @@ class Stage:
         """Return the GPU that runs a micro-batch, the first of its group."""
         return self.gpus[micro_batch % len(self.gpus)]
 
-    def mates(self, micro_batch: int, context: int) -> tuple[int, ...]:
-        """Return the micro-batches that are parts of the same sequences, that one among them.
+    def mates(self, micro_batch: int, together: int) -> tuple[int, ...]:
+        """Return the micro-batches that run at the same time as one, that one among them.
 
-        c replicas on GPUs in a row, the first c, the next c and so on, share them: see
-        `Chain.context`.
+        So many replicas on GPUs in a row do, the first so many, the next and so on: see
+        `Chain.together`.
         """
-        if context == 1:
+        if together == 1:
             return (micro_batch,)
         begin, replica = divmod(micro_batch, len(self.gpus))
-        first = self._places[replica] // context * context
+        first = self._places[replica] // together * together
         return tuple(
-            begin * len(self.gpus) + one for one in self._in_a_row[first : first + context]
+            begin * len(self.gpus) + one for one in self._in_a_row[first : first + together]
         )
 
     @cached_property

@@ -3,7 +3,8 @@
 A fold of g parts runs the same step g times, each on its part of the GPUs and micro-batches, and
 adds the gradients of all of them up. In a part a stage has one GPU. A compiled annealing moves
 layers from GPU to GPU (`PlacedFolds`), and the search for steps of pipelines takes what time is
-left. GPUs in the same place of all parts lie in a row, so that they may share sequences.
+left. GPUs in the same place of all parts lie in a row, so that they may share sequences or
+experts.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def list_folds(problem: Problem) -> list[int]:
         fold
         for fold in range(1, len(gpus) if alike else 2)
         if len(gpus) % fold == 0
-        and fold % problem.chain.context == 0
+        and fold % problem.chain.together == 0
         and (scope.microbatches or 1) % fold == 0
         and (scope.replicas is None or fold <= scope.replicas)
     ]
@@ -274,7 +275,7 @@ def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:
     layers = tuple(_kept(layer, fold, sharded=sharded) for layer in problem.chain.layers)
     return replace(
         problem,
-        chain=replace(problem.chain, layers=layers, copied=(), context=1),
+        chain=replace(problem.chain, layers=layers, copied=(), context=1, expert=1),
         platform=problem.platform.with_gpus(
             problem.platform.gpus[: len(problem.platform.gpus) // fold]
         ),

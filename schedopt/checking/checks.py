@@ -22,9 +22,9 @@ from schedopt.checking.structure import (
     find_missing_references,
     find_parted_layers,
     find_unfit_rules,
-    find_wrong_contexts,
     find_wrong_groups,
     find_wrong_layers,
+    find_wrong_rows,
 )
 from schedopt.checking.timeline import Timeline, lay_out
 from schedopt.checking.violations import Violation, limit
@@ -107,9 +107,9 @@ def _check_plan(plan: Plan) -> list[Violation]:
 def _check_structure(plan: Plan, laid_out: Plan) -> list[Violation]:
     """Check stages of a plan, and operations and transfers of it or of what stands for it."""
     found = [*find_wrong_layers(plan), *find_wrong_groups(plan)]
-    found.extend(find_wrong_contexts(plan))
+    found.extend(find_wrong_rows(plan))
     if plan.pattern.fold > 1:
-        found.extend(find_wrong_contexts(laid_out, fold=plan.pattern.fold))
+        found.extend(find_wrong_rows(laid_out, fold=plan.pattern.fold))
     if not found:
         found.extend(find_parted_layers(plan))
     found.extend(find_wrong_operations(laid_out))

@@ -48,23 +48,23 @@ def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
 
 
 def find_apart(timeline: Timeline) -> Iterator[Violation]:
-    """Yield operations on parts of the same sequences that do not start together."""
-    context = timeline.plan.chain.context
-    if context == 1:
+    """Yield operations of replicas that run together which do not start together."""
+    together = timeline.plan.chain.together
+    if together == 1:
         return
     for kind, stage in timeline.slots:
         if kind not in ("F", "R", "B", "I", "W"):
             continue
         for i in range(timeline.repeat(stage)):
             start, _ = timeline.span((kind, stage), i)
-            for mate in timeline.plan.stages[stage].mates(i, context):
+            for mate in timeline.plan.stages[stage].mates(i, together):
                 other, _ = timeline.span((kind, stage), mate)
                 if other > start:
                     yield Violation(
                         "group",
                         name_place((kind, stage), i),
-                        f"starts {other - start} ns before that of micro-batch {mate}, a part of "
-                        "the same sequences",
+                        f"starts {other - start} ns before that of micro-batch {mate}, with which "
+                        "it runs together",
                     )
                     break
 

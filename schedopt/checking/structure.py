@@ -144,33 +144,35 @@ def find_wrong_groups(plan: Plan) -> Iterator[Violation]:
                     break
 
 
-def find_wrong_contexts(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
-    """Yield GPUs that cannot share sequences as the chain says.
+def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
+    """Yield GPUs that cannot share sequences or experts as the chain says.
 
     The plan may stand for that of a fold. Then parts have whole groups, in which case those of the
     whole plan are the same, or a group has whole parts, whose replicas all start together.
     """
-    context, network = plan.chain.context, plan.platform.network
-    if context == 1:
+    chain, network, together = plan.chain, plan.platform.network, plan.chain.together
+    if together == 1:
         return
     for position, stage in enumerate(plan.stages):
         place, gpus = f"stage {position}", sorted(set(stage.gpus))
-        if fold > 1 and context % len(stage.gpus) == 0:
+        if fold > 1 and together % len(stage.gpus) == 0:
             continue
-        if len(gpus) < len(stage.gpus) or len(gpus) % context:
+        others = len(gpus) % together or (chain.expert > 1 and len(gpus) > together)
+        if len(gpus) < len(stage.gpus) or others:
             yield Violation(
                 "group",
                 place,
-                f"it has {len(stage.gpus)} replicas on {len(gpus)} GPUs, and {context} share each "
-                "sequence",
+                f"it has {len(stage.gpus)} replicas on {len(gpus)} GPUs, and {chain.sharing}",
             )
             continue
-        for begin in range(0, len(gpus), context):
-            first, last = gpus[begin], gpus[begin + context - 1] + stage.tensor - 1
-            named = f"GPUs {first} to {last} share sequences"
-            if last - first + 1 != context * stage.tensor:
-                yield Violation("group", place, f"{named}, and are not {context} replicas in a row")
-            if len({plan.platform.gpus[gpu] for gpu in gpus[begin : begin + context]}) > 1:
+        for begin in range(0, len(gpus), together):
+            first, last = gpus[begin], gpus[begin + together - 1] + stage.tensor - 1
+            named = f"GPUs {first} to {last} run together"
+            if last - first + 1 != together * stage.tensor:
+                yield Violation(
+                    "group", place, f"{named}, and are not {together} replicas in a row"
+                )
+            if len({plan.platform.gpus[gpu] for gpu in gpus[begin : begin + together]}) > 1:
                 yield Violation("group", place, f"{named}, and differ in memory or speed")
             if network is not None:
                 nodes = [network.node_of[gpu] for gpu in (first, last)]
@@ -178,13 +180,13 @@ def find_wrong_contexts(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
                     yield Violation("group", place, f"{named}, and do not lie in one node")
     for position, (stage, behind) in enumerate(pairwise(plan.stages if fold == 1 else ())):
         for i in range(lcm(len(stage.gpus), len(behind.gpus))):
-            ours, theirs = ({*one.mates(i, context)} for one in (stage, behind))
+            ours, theirs = ({*one.mates(i, together)} for one in (stage, behind))
             if ours != theirs:
                 yield Violation(
                     "group",
                     f"stage {position + 1}",
-                    f"the sequences of micro-batch {i} are shared by {_name_all(ours)} in stage "
-                    f"{position}, and by {_name_all(theirs)} here",
+                    f"{_name_all(ours)} run together in stage {position}, and {_name_all(theirs)} "
+                    "here",
                 )
                 break
 

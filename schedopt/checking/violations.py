@@ -21,7 +21,7 @@ class Violation:
     reference    a stage, layer or GPU that does not exist; nothing else is looked at
     layers       each layer lies in exactly one stage, in the order of the chain
     group        a tensor group lies in two nodes, is not alike, or overlaps another one; GPUs
-                 that share sequences do not lie in a row, or do not start together
+                 that share sequences or experts do not lie in a row, or start together
     same_gpu     layers that must share a GPU do not
     operations   an operation is missing, doubled, or not allowed there
     transfer     a transfer is missing, doubled, or not allowed there

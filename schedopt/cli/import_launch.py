@@ -138,6 +138,7 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         "parameter": ", all state shared",
     }[launch.shard]
     context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
+    context += ", experts shared by all" if launch.expert > 1 else ""
     typer.echo(
         f"Plan      {TITLES[launch.engine]}: {counted(len(launch.stages), 'stage')} on "
         f"{counted(launch.ranks, 'pipeline rank')}, "
@@ -217,6 +218,7 @@ def _document(found: ImportedLaunch) -> dict[str, Any]:
         "replicas": launch.replicas,
         "tensor": launch.tensor,
         "context": launch.context,
+        "expert": launch.expert,
         "shard": launch.shard,
         "fits": result.status != "unknown",
         "memory_bytes": needs,

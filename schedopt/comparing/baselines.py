@@ -41,8 +41,8 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
     1F1B of the same stages that fits the memory has a shorter one.
     """
     for partitioner, name in USUAL.items():
-        if plan.chain.context > 1:
-            yield Baseline(name=name, note="GPUs share sequences, and these have one each")
+        if plan.chain.together > 1:
+            yield Baseline(name=name, note=f"{plan.chain.sharing}, and these have one each")
             continue
         try:
             stages = load_partitioner(partitioner)(
@@ -58,8 +58,8 @@ def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Bas
     """Return the other plan, that of a file, as a baseline, for as many samples.
 
     It is for the same chain, or for the same layers with micro-batches of another size, or with
-    sequences that other numbers of GPUs share. One that
-    does not fit into the memory is a baseline too, and the note says what it lacks.
+    sequences or experts that other numbers of GPUs share. One that does not fit into the memory is
+    a baseline too, and the note says what it lacks.
 
     Raises
     ------
@@ -81,8 +81,8 @@ def _require_other_size(name: str, other: Plan, plan: Plan) -> None:
     """Require the same layers with micro-batches of another size, or with other parts of them."""
     try:
         check_alike(plan.chain, other.chain, "chain")
-        sizes = {(one.chain.samples, one.chain.context) for one in (plan, other)}
-        alike = len(sizes) > 1
+        chains = plan.chain, other.chain
+        alike = len({(one.samples, one.context, one.expert) for one in chains}) > 1
     except InputError:
         alike = False
     if not alike:

@@ -313,8 +313,8 @@ def _as_step(plan: Plan, problem: Problem) -> Plan:
 
 
 def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:
-    if config.chain.context > 1:
-        note = f"laid out for whole sequences, and {config.chain.context} GPUs share each"
+    if config.chain.together > 1:
+        note = f"laid out for GPUs without others, and {config.chain.sharing}"
         return Row(system=system, note=note)
     try:
         plan, count = _made(system, config)

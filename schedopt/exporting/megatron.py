@@ -87,7 +87,7 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
     if len(plan.stages) > ranks:
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {ranks}"
     yield f"--context-parallel-size {plan.chain.context}"
-    yield "--expert-model-parallel-size 1"
+    yield f"--expert-model-parallel-size {plan.chain.expert}"
     yield f"--num-layers {find_blocks(plan.chain).count}"
     if not (plan.chain.same_gpu or plan.chain.copied):
         yield "--untie-embeddings-and-output-weights"

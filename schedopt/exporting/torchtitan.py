@@ -101,7 +101,7 @@ def _degrees(plan: Plan) -> Iterator[str]:
     yield f"parallelism.pipeline_parallel_degree = {rank_count(plan)}"
     yield f"parallelism.tensor_parallel_degree = {first.tensor}"
     yield f"parallelism.context_parallel_degree = {plan.chain.context}"
-    yield "parallelism.expert_parallel_degree = 1"
+    yield f"parallelism.expert_parallel_degree = {plan.chain.expert}"
     if plan.rule.is_given:
         return
     replicas, shared = len(first.gpus) // plan.chain.context, first.shard != "none"

@@ -27,7 +27,11 @@ def chain_document(chain: Chain) -> dict[str, Any]:
     optional = {
         "same_gpu": document["same_gpu"],
         "copied": document["copied"],
-        **{name: count for name in ("samples", "context") if (count := getattr(chain, name)) > 1},
+        **{
+            name: count
+            for name in ("samples", "context", "expert")
+            if (count := getattr(chain, name)) > 1
+        },
         "recipe": recipe,
         "provenance": dict(chain.provenance),
     }

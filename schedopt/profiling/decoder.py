@@ -254,6 +254,7 @@ def make_chain(decoder: Decoder, batch: Batch, rates: Roofline) -> Chain:
         input_bytes=_whole(8 * batch.tokens),
         samples=batch.samples,
         context=batch.context,
+        expert=batch.expert,
         provenance={"source": "estimated", "times": rates.times, "dtype": "bfloat16"},
     )
 
@@ -351,6 +352,8 @@ def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> 
     parameters = _whole(
         Fraction(weights, batch.tensor) + Fraction(experts, batch.tensor * batch.expert)
     )
+    # Others have what no GPU has alone.
+    common = parameters if batch.expert == 1 else _whole(Fraction(weights, batch.tensor))
     return Layer(
         name=name,
         forward_ns=_whole(products + attention + touched),
@@ -359,9 +362,9 @@ def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> 
         weight_bytes=(HALF + GRADIENT + STATE) * parameters,
         activation_bytes=_whole(batch.split * sent),
         saved_bytes=_whole(batch.split * part.kept),
-        parameter_bytes=HALF * parameters,
-        gradient_bytes=GRADIENT * parameters,
-        optimizer_bytes=STATE * parameters,
+        parameter_bytes=HALF * common,
+        gradient_bytes=GRADIENT * common,
+        optimizer_bytes=STATE * common,
         update_ns=_whole(rates.moving_ns(2 * (HALF + STATE) * parameters)),
     )
 

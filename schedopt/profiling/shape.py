@@ -111,6 +111,12 @@ def read_shape(text: str) -> Shape:
     context = numbers.get("context-parallel", 1)
     if not 1 <= context <= LARGEST_GROUP:
         _refuse(f"{context} GPUs do not share a sequence", "context-parallel=2")
+    if expert > 1 and expert % context:
+        _refuse(
+            f"{expert} GPUs that share the experts are no multiple of {context} that share each "
+            "sequence",
+            f"expert-parallel={context}",
+        )
     return Shape(
         decoder=decoder,
         heads=heads,

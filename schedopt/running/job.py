@@ -90,7 +90,7 @@ class Job:
             )
         self._check_model()
         self._check_groups()
-        self.plan.chain.require_whole_sequences(needed_by="a run here")
+        self.plan.chain.require_alone(needed_by="a run here")
         if self.model is not None and self.stretch != 1:
             raise InputError(
                 "given, but a model takes the time that it takes",

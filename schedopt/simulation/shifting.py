@@ -225,10 +225,10 @@ def _tensors(plan: Plan, event: Event) -> Iterator[tuple[Hashable, ...]]:
 
 def _mates(plan: Plan, event: Event) -> tuple[int, ...]:
     """Return the micro-batches whose operations start together, and so wait for the same."""
-    item, context = event.item, plan.chain.context
-    if context == 1 or not isinstance(item, Operation) or item.kind == "U":
+    item, together = event.item, plan.chain.together
+    if together == 1 or not isinstance(item, Operation) or item.kind == "U":
         return ()
-    return plan.stages[item.stage].mates(event.first, context)
+    return plan.stages[item.stage].mates(event.first, together)
 
 
 class _Copies:

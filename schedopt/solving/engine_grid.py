@@ -78,6 +78,8 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
                 continue
             if ranks == 1 and not _accumulates(problem, replicas):
                 continue
+            if problem.scope.engine == "torchtitan" and tensor > 1 < problem.chain.expert:
+                continue
             for chunks in range(1, MOST_CHUNKS + 1):
                 parts = ranks * chunks
                 several = chunks > 1
@@ -98,9 +100,9 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
 def _lies_in_nodes(problem: Problem, tensor: int) -> bool:
     """Whether tensor groups one behind the other lie inside nodes.
 
-    And those that share sequences, as far as they fit into one.
+    And replicas that run together, as far as they fit into one.
     """
-    network, width = problem.platform.network, tensor * problem.chain.context
+    network, width = problem.platform.network, tensor * problem.chain.together
     return network is None or all(
         node.gpus % tensor == 0 and (node.gpus < width or node.gpus % width == 0)
         for node in network.nodes
@@ -146,7 +148,7 @@ def _shards(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
     """
     if replicas == 1 or problem.scope.shard == "none":
         return ("none",)
-    if problem.chain.context > 1 and problem.scope.engine == "torchtitan":
+    if problem.chain.together > 1 and problem.scope.engine == "torchtitan":
         return ("optimizer",)
     chains = (problem.in_group(tensor) for tensor in problem.degrees)
     if chunks > 1 or any(

@@ -64,8 +64,8 @@ def find_fold(problem: Problem, grid: Grid) -> int:
         if len(sizes) > 1:
             return 1
         own = max(1, sizes.pop() // grid.tensor)
-    if problem.chain.context % own:
-        own = lcm(own, problem.chain.context)
+    if problem.chain.together % own:
+        own = lcm(own, problem.chain.together)
     return grid.replicas // own if grid.replicas % own == 0 else 1
 
 

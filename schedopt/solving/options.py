@@ -17,7 +17,7 @@ from schedopt.solving.clock import StopHandle
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.phases import ENGINE_SOLVER, REPLICATED_SOLVER, TRAINING_SOLVER
 from schedopt.solving.registry import PARTITIONED, SOLVERS
-from schedopt.solving.requirements import refuse_context
+from schedopt.solving.requirements import refuse_apart
 from schedopt.solving.run import Hopes, Progress, Run, no_cutoff
 from schedopt.validation import as_whole, show
 
@@ -66,8 +66,8 @@ def make_run(
 
 def refuse_solver(problem: Problem, solver: str | None) -> None:
     """Raise `InputError` for a solver, one of ours, that is not for what is asked."""
-    if problem.chain.context > 1:
-        refuse_context(problem)
+    if problem.chain.together > 1:
+        refuse_apart(problem)
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schedopt.engine import why_no_context
+from schedopt.engine import why_not_together
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 
@@ -35,40 +35,40 @@ def refuse_unsupported(problem: Problem, solver: str) -> None:
         )
 
 
-def refuse_context(problem: Problem) -> None:
-    """Raise `InputError` where GPUs cannot share sequences as the chain says."""
-    context, scope = problem.chain.context, problem.scope
-    shared = f"{context} GPUs share each sequence"
+def refuse_apart(problem: Problem) -> None:
+    """Raise `InputError` where GPUs cannot share sequences or experts as the chain says."""
+    chain, scope, gpus = problem.chain, problem.scope, len(problem.platform.gpus)
+    field = "chain.expert" if chain.expert > 1 else "chain.context"
     if not problem.is_training_step:
         raise InputError(
-            f"{shared}, and add their gradients up in a training step",
-            field="chain.context",
-            way_out="Ask for a batch (solve.batch), or give a profile of whole sequences",
+            f"{chain.sharing}, and add their gradients up in a training step",
+            field=field,
+            way_out="Ask for a batch (solve.batch), or give a profile of one GPU without others",
         )
-    if len(problem.platform.gpus) < context:
+    if gpus < chain.together:
         raise InputError(
-            f"{len(problem.platform.gpus)}, and {shared}",
+            f"{gpus}, and {chain.sharing}",
             field="platform.gpus",
-            way_out=f"Give {context} or more, or a profile of whole sequences",
+            way_out=f"Give {chain.together} or more, or a profile of one GPU without others",
         )
-    if scope.replicas is not None and scope.replicas < context:
+    if scope.replicas is not None and scope.replicas < chain.together:
         raise InputError(
-            f"{scope.replicas}, and {shared}",
+            f"{scope.replicas}, and {chain.sharing}",
             field="scope.replicas",
-            way_out=f"Allow {context} or more, or any number (None)",
+            way_out=f"Allow {chain.together} or more, or any number (None)",
         )
-    if (scope.microbatches or 0) % context:
+    if (scope.microbatches or 0) % chain.together:
         raise InputError(
-            f"{scope.microbatches} are no whole number of sequences, each of which has {context} "
-            "parts",
+            f"{scope.microbatches} are no multiple of {chain.together} replicas, which run each "
+            "operation at the same time",
             field="scope.microbatches",
-            way_out=f"Give a multiple of {context}, or a batch (solve.batch)",
+            way_out=f"Give a multiple of {chain.together}, or another batch (solve.batch)",
         )
     if scope.engine is None:
         return
-    why, way_out = why_no_context(scope.engine, shared=scope.shard != "none")
+    why, way_out = why_not_together(scope.engine, shared=scope.shard != "none")
     if why:
-        raise InputError(f"{shared}, and {why}", field="chain.context", way_out=way_out)
+        raise InputError(f"{chain.sharing}, and {why}", field=field, way_out=way_out)
 
 
 def refuse_updates(problem: Problem, solver: str) -> None:

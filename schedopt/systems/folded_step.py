@@ -65,10 +65,10 @@ def folded_step(
     if twins is None or config.microbatches % fold:
         raise InputError(_APART, field="fold", way_out="Take other stages, or no fold")
     for number, stage in enumerate(stages):
-        own, context = len(stage.gpus) // fold, config.chain.context
-        if own % context and context % own:
+        own, together = len(stage.gpus) // fold, config.chain.together
+        if own % together and together % own:
             raise InputError(
-                f"parts have {own} replicas of stage {number}, and {context} share each sequence",
+                f"parts have {own} replicas of stage {number}, and {config.chain.sharing}",
                 field="fold",
                 way_out="Take fewer parts, or no fold",
             )

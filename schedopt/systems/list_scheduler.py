@@ -111,8 +111,8 @@ class ListScheduler:
         item = Operation(
             kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, replica=replica
         )
-        context = 1 if kind == "U" else self.problem.chain.context
-        mates = self.stages[stage].mates(micro_batch, context)
+        together = 1 if kind == "U" else self.problem.chain.together
+        mates = self.stages[stage].mates(micro_batch, together)
         names = [(kind, stage, micro_batch + i) for i in range(covers)] if not replica else []
         number = self._shared.get((kind, stage, mates))
         if number is not None:

@@ -100,7 +100,7 @@ def valid_plan(plan: Plan | Result) -> Plan:
             field="plan",
             way_out="See schedopt check, and solve again",
         )
-    checked.chain.require_whole_sequences(needed_by="schedopt.torch")
+    checked.chain.require_alone(needed_by="schedopt.torch")
     return whole(checked)
 
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Pattern, Plan, Platform, Problem, Rule, Stage, solve
 from schedopt.checking import check
+from schedopt.comparing.baselines import named_baseline, usual_baselines
 from schedopt.comparing.measures import measure_plan
 from schedopt.exporting import find_target
 from schedopt.folding import whole
 from schedopt.formats.chains import chain_to_json
 from schedopt.problem import widest_step
 from schedopt.profile import Profile, Variant
+from schedopt.running.job import Job
 from schedopt.simulation import simulate
 from schedopt.solving import solve_problem
 from schedopt.solving.engine_grid import Grid
@@ -69,6 +71,15 @@ def test_a_step_of_parts_has_half_the_samples_and_all_the_replicas() -> None:
     assert figures[0].memory_peak_bytes == figures[1].memory_peak_bytes
 
 
+def test_it_is_compared_with_steps_of_whole_sequences() -> None:
+    plan, whole = shared(), grid_plan("megatron", GRID, [0, 4])
+    figures = named_baseline("now.json", whole, plan, 8).figures
+    assert figures is not None
+    assert 2 * figures.step_of_sample == measure_plan(plan, 8, "ours").step_of_sample
+    notes = [one.note for one in usual_baselines(plan, 8)]
+    assert notes == ["2 GPUs share each sequence, and these have one each"] * 2
+
+
 @pytest.mark.parametrize(("context", "fold"), [(2, 4), (4, 4), (3, 2)])
 def test_parts_of_a_fold_have_whole_groups_or_groups_whole_parts(context: int, fold: int) -> None:
     """By threes two parts have a group each, else a group has several parts of one replica."""
@@ -96,7 +107,7 @@ def test_parts_of_a_fold_have_whole_groups_or_groups_whole_parts(context: int, f
 def test_a_fold_that_parts_a_group_is_refused() -> None:
     grid = replace(GRID, replicas=6)
     plan = grid_plan("megatron", grid, [0, 4], count=6, context=3)
-    with pytest.raises(InputError, match="parts have 2 replicas of stage 0, and 3 share"):
+    with pytest.raises(InputError, match="parts have 2 replicas of stage 0, and 3 GPUs share"):
         lay_out_turns(plan.problem, plan.stages, [], fold=3)
 
 
@@ -121,12 +132,15 @@ def of(context: int) -> Callable[[Plan], Plan]:
 
 WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "apart": (later, "ns before that of micro-batch"),
-    "no whole groups": (of(3), "it has 4 replicas on 4 GPUs, and 3 share each sequence"),
+    "no whole groups": (of(3), "it has 4 replicas on 4 GPUs, and 3 GPUs share each sequence"),
     "a gap": (lambda plan: on(plan, (0, 2, 3, 4), (5, 6, 7, 8)), "are not 2 replicas in a row"),
     "other mates": (
         lambda plan: on(plan, (0, 1, 2, 3), (4, 6, 5, 7)),
-        "the sequences of micro-batch 0 are shared by micro-batches 0, 1 in stage 0, and by "
-        "micro-batches 0, 2 here",
+        "micro-batches 0, 1 run together in stage 0, and micro-batches 0, 2 here",
+    ),
+    "more replicas than share experts": (
+        lambda plan: replace(plan, chain=replace(plan.chain, expert=2)),
+        "it has 4 replicas on 4 GPUs, and 2 GPUs share the experts of a layer",
     ),
 }
 
@@ -152,7 +166,7 @@ def test_what_fits_into_a_node_lies_in_one() -> None:
         pattern=pattern,
     )
     rules = [one.message for one in check(parted) if one.kind == "group"]
-    assert rules == ["GPUs 3 to 4 share sequences, and do not lie in one node"]
+    assert rules == ["GPUs 3 to 4 run together, and do not lie in one node"]
     inside = replace(parted, stages=(Stage(layers=(0, last), gpus=(2, 3)),))
     assert not any(one.kind == "group" for one in check(inside))
 
@@ -181,6 +195,20 @@ def test_engines_are_told_how_many_gpus_share_a_sequence() -> None:
     assert "data_parallel_shard_degree = 2\n" in text
     assert "local_batch_size = 2 * size\n" in text
     assert "global_batch_size = 4 * size\n" in text
+
+
+def test_engines_are_told_how_many_gpus_share_experts() -> None:
+    plan = grid_plan("megatron", GRID, [0, 4], context=2, expert=4)
+    assert check(plan) == ()
+    (text,) = find_target("megatron").export(plan, 8).values()
+    assert "--expert-model-parallel-size 4\n" in text
+    assert "--global-batch-size 4\n" in text
+    titan = grid_plan("torchtitan", GRID, [0, 4], expert=4)
+    text = find_target("torchtitan").export(titan, 8)["pipeline.py"]
+    assert "expert_parallel_degree = 4\n" in text
+    grouped = grid_plan("megatron", replace(GRID, tensor=2), [0, 4], expert=4)
+    assert check(grouped) == ()
+    assert "counts those of tensor groups among them" in refusal("torchtitan", grouped, 8)
 
 
 def test_engines_that_cannot_are_refused() -> None:
@@ -228,10 +256,20 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
         "variants[1].chain.context",
         "4, and another variant has 2",
     ),
+    "a run": (
+        lambda: Job(plan=shared(), model=None, backend="logical", microbatches=8),
+        "chain.context",
+        "2 GPUs share each sequence, and a run here does not do that",
+    ),
+    "experts of half a sequence": (
+        lambda: replace(CHAIN, expert=3),
+        "expert",
+        "3 is no multiple of 2, the GPUs that share each sequence",
+    ),
     "half a sequence": (
         lambda: solve_count(3),
         "scope.microbatches",
-        "3 are no whole number of sequences",
+        "3 are no multiple of 2 replicas",
     ),
 }
 

@@ -159,13 +159,20 @@ def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int, int], sampl
 @given(grids())
 def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
     grid, count, context = drawn
-    begins, every = range(grid.parts), count * grid.replicas
-    plan = grid_plan("megatron", grid, begins, blocks=8, count=every, context=context)
+    plan = grid_plan(
+        "megatron",
+        grid,
+        range(grid.parts),
+        blocks=8,
+        count=count * grid.replicas,
+        context=context,
+        expert=grid.replicas,
+    )
     found = megatron_arguments.parse(exported(plan))
     state = load("megatron.core.parallel_state")
     ranks = state.RankGenerator(
         tp=found["tensor_model_parallel_size"],
-        ep=found["expert_model_parallel_size"],
+        ep=1,
         dp=grid.replicas // found["context_parallel_size"],
         pp=found["pipeline_model_parallel_size"],
         cp=found["context_parallel_size"],
@@ -185,6 +192,16 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
         for n in range(grid.tensor)
     }
     assert sorted(map(tuple, ranks.get_ranks("cp"))) == sorted(shared)
+    # All replicas share the experts of a layer, each what the groups of tensors cut.
+    own = state.RankGenerator(
+        tp=grid.tensor,
+        ep=found["expert_model_parallel_size"],
+        dp=1,
+        pp=found["pipeline_model_parallel_size"],
+        cp=1,
+        order="tp-cp-ep-dp-pp",
+    )
+    assert sorted(own.get_ranks("ep")) == sorted(parts)
     lines = [
         [one.gpus[replica] + n for one in stages]
         for replica in range(grid.replicas)

@@ -27,32 +27,37 @@ pytestmark = needs("torchtitan")
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[Grid, int, int]:
-    """Draw a grid of torchtitan, the micro-batches of a replica, and how many share a sequence."""
+def grids(draw: st.DrawFn) -> tuple[Grid, int, int, int]:
+    """Draw a grid of torchtitan, the micro-batches of a replica, and how many share what.
+
+    Each sequence, and the experts.
+    """
     ranks = draw(st.integers(1, 3))
     chunks = draw(st.integers(1, 3)) if ranks > 1 else 1
     context = draw(st.sampled_from([1, 1, 2]))
     replicas = context * draw(st.integers(1, 3))
     shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
-    if context > 1:
+    tensor = draw(st.integers(1, 2))
+    expert = draw(st.sampled_from([1, replicas])) if tensor == 1 else 1
+    if max(context, expert) > 1:
         shards = ("optimizer",)
     grid = Grid(
         ranks=ranks,
         chunks=chunks,
         replicas=replicas,
-        tensor=draw(st.integers(1, 2)),
+        tensor=tensor,
         shard=draw(st.sampled_from(shards)),
         redone=draw(st.sampled_from([0, ALL])),
     )
-    return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2)), context
+    return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2)), context, expert
 
 
 @trials(40)
 @given(grids(), st.integers(1, 3))
 def test_its_configurations_and_meshes_have_our_gpus(
-    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Grid, int, int], samples: int
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Grid, int, int, int], samples: int
 ) -> None:
-    grid, count, context = drawn
+    grid, count, context, expert = drawn
     plan = grid_plan(
         "torchtitan",
         grid,
@@ -61,6 +66,7 @@ def test_its_configurations_and_meshes_have_our_gpus(
         count=count * grid.replicas,
         samples=samples,
         context=context,
+        expert=expert,
     )
     folder = tmp_path_factory.mktemp("titan")
     write_export("torchtitan", plan, folder)
@@ -91,6 +97,7 @@ def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
         "tp": [first.gpus[0] + n for n in range(grid.tensor)],
         "dp_replicate": list(first.gpus) if grid.shard == "none" else [0],
         "cp": [first.gpu(i) for i in first.mates(0, plan.chain.context)],
+        "ep": [first.gpu(i) for i in first.mates(0, plan.chain.expert)],
     }
     for name, gpus in expected.items():
         mesh = parallel.get_optional_mesh(name)

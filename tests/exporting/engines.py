@@ -55,12 +55,13 @@ def grid_plan(
     count: int = 8,
     samples: int = 1,
     context: int = 1,
+    expert: int = 1,
 ) -> Plan:
     """Return a training step on a grid, of a transformer whose stages begin at these layers.
 
     So many micro-batches count parts of sequences, if GPUs share them.
     """
-    chain = replace(transformer(blocks), samples=samples, context=context)
+    chain = replace(transformer(blocks), samples=samples, context=context, expert=expert)
     scope = Scope(
         allocation="general",
         max_k=None,

@@ -239,7 +239,8 @@ REFUSED = [
     (f"{P4} --recompute-activations", "recompute-activations", "parts of a layer"),
     (f"{P4} --context-parallel-size 2", "pipeline-model-parallel-size",
      "4 (pipeline) x 1 (tensor) x 2 (context) are 8 GPUs, and the platform has 4"),
-    (f"{P2} --expert-model-parallel-size 2", "expert-model-parallel-size", "experts lie apart"),
+    (f"{P2} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
+     "expert-tensor-parallel-size", "2, and --tensor-model-parallel-size is 1: experts lie in"),
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
     (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
@@ -270,6 +271,33 @@ def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
         "variants",
         "1 GPU to a sequence, and 2 by the file",
         "say so in each chain (context: 2)",
+    )
+    assert_refused(
+        lambda: megatron(tmp_path, "--expert-model-parallel-size 2"),
+        "variants",
+        "1 GPU to the experts of a layer, and 2 by the file",
+    )
+
+
+def test_gpus_that_share_experts(tmp_path: Path) -> None:
+    of = profile(transformer(context=2, expert=4), 2)
+    text = (
+        "--tensor-model-parallel-size 2 --context-parallel-size 2 --expert-model-parallel-size 4 "
+        "--pipeline-model-parallel-size 2 --global-batch-size 8 --use-distributed-optimizer"
+    )
+    found = megatron(tmp_path, text, 16, of=of)
+    plan = found.result.plan
+    assert plan is not None
+    assert [stage.gpus for stage in plan.stages] == [(0, 2, 4, 6), (8, 10, 12, 14)]
+    assert plan.stages[0].mates(0, plan.chain.together) == (0, 1, 2, 3)
+    assert plan.chain.samples_of(plan.pattern.k) == 8
+    assert check(found.result) == ()
+    assert_refused(
+        lambda: megatron(tmp_path, text, 32, of=of),
+        "replicas",
+        "4 GPUs share the experts of a layer, and a stage has 8 replicas",
+        "Import it for the GPUs of 4 replicas",
+        source=tmp_path / "run.sh",
     )
 
 

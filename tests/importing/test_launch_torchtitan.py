@@ -91,6 +91,16 @@ def test_gpus_that_share_sequences_share_their_state(
     assert check(found.result) == ()
 
 
+def test_gpus_that_share_experts(tmp_path: Path) -> None:
+    text = f"{PP} = 2; expert_parallel_degree = 4"
+    once = "local_batch_size = 2; global_batch_size = 8"
+    found = titan(tmp_path, text, 8, of=profile(transformer(expert=4)), training=once)
+    assert found.result.plan is not None
+    assert (found.launch.expert, found.launch.replicas) == (4, 4)
+    assert found.result.plan.pattern.k == 8
+    assert check(found.result) == ()
+
+
 def test_sizes_of_micro_batches_and_passes(tmp_path: Path) -> None:
     found = titan(
         tmp_path,

@@ -87,8 +87,12 @@ def test_experts_lie_on_the_gpus_that_share_them() -> None:
     )
     experts = 3 * 256 * 7168 * 2048
     for number, (one, other) in enumerate(zip(shared.layers, alone.layers, strict=True)):
-        less = 2 * experts * 63 // 64 if 4 <= number <= 61 else 0
-        assert (other.parameter_bytes or 0) - (one.parameter_bytes or 0) == less
+        own = experts if 4 <= number <= 61 else 0
+        assert other.weight_bytes - one.weight_bytes == 18 * own * 63 // 64
+        # Nobody adds up the gradients of experts that one GPU has alone.
+        assert (other.parameter_bytes or 0) - (one.parameter_bytes or 0) == 2 * own
+        assert (other.gradient_bytes or 0) - (one.gradient_bytes or 0) == 4 * own
+    assert (alone.expert, shared.expert) == (1, 64)
 
 
 def test_the_head_of_llama_70b_is_worth_more_than_a_layer() -> None:

@@ -48,6 +48,18 @@ def test_on_one_gpu_it_is_the_chain_of_the_decoder(text: str) -> None:
         assert variant.chain == make_chain(shape.decoder, batch, RATES)
 
 
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        (",context-parallel=0", "0 GPUs do not share a sequence"),
+        (",context-parallel=3", "4 GPUs that share the experts are no multiple of 3"),
+    ],
+)
+def test_gpus_that_share_nothing_are_refused(more: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        read_shape(MOE + more)
+
+
 def test_keys_and_values_go_round_between_gpus_that_share_sequences() -> None:
     shape = read_shape(f"{PLAIN},context-parallel=4")
     (variant,) = make_profile(shape, RATES, sequence=128).variants

@@ -16,8 +16,8 @@ from schedopt.engine import (
     Engine,
     recomputable_units,
     stage_begins,
-    why_no_context,
     why_not_stages,
+    why_not_together,
 )
 from schedopt.plan import Plan
 from schedopt.problem import training_step
@@ -71,11 +71,14 @@ def trained(draw: st.DrawFn, *, most: int = 3) -> tuple[Chain, tuple[Variant, ..
 
 
 def shared_by(
-    context: int, chain: Chain, variants: tuple[Variant, ...]
+    context: int, expert: int, chain: Chain, variants: tuple[Variant, ...]
 ) -> tuple[Chain, tuple[Variant, ...]]:
-    """Return chains as they are on one of the GPUs that share each sequence."""
-    shared = (replace(one, chain=replace(one.chain, context=context)) for one in variants)
-    return replace(chain, context=context), tuple(shared)
+    """Return chains as they are on one of the GPUs that share each sequence, and the experts."""
+
+    def on_one(chain: Chain) -> Chain:
+        return replace(chain, context=context, expert=expert)
+
+    return on_one(chain), tuple(replace(one, chain=on_one(one.chain)) for one in variants)
 
 
 @st.composite
@@ -103,10 +106,15 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
     if scope.replicas != 1:
         shards: list[Shard] = ["none", "optimizer"]
         scope = replace(scope, shard=draw(st.sampled_from(shards)))
-        if why_no_context(scope.engine or "torch", shared=scope.shard != "none") == ("", ""):
-            context = draw(st.sampled_from([1, 1, 2]))
-            chain, variants = shared_by(context, chain, variants)
-    return training_step(chain, platform, draw(st.sampled_from([1, 2, 3, 4, 6])), scope, variants)
+        if len(platform.gpus) > 1 and not any(
+            why_not_together(scope.engine or "torch", shared=scope.shard != "none")
+        ):
+            context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)]))
+            chain, variants = shared_by(context, expert, chain, variants)
+    count = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    # Each replica that shares experts has a micro-batch.
+    batch = count * (chain.together // chain.context)
+    return training_step(chain, platform, batch, scope, variants)
 
 
 def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:

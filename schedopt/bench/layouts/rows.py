@@ -212,8 +212,8 @@ def _chain(line: Line, read: Sequence[LayoutChunk], gpu: str) -> Chain | None:
         context=_degree(line, "cp"),
         expert=USUAL_EXPERT if line["ep"] is None and experts else _degree(line, "ep"),
     )
-    # One pipeline stands for all, also where their GPUs share sequences.
-    return replace(make_chain(decoder, batch, find_rates(gpu, "half")), context=1)
+    # One pipeline stands for all, also where their GPUs share sequences or experts.
+    return replace(make_chain(decoder, batch, find_rates(gpu, "half")), context=1, expert=1)
 
 
 def _experts(moe: object) -> tuple[Experts | None, int]:

@@ -25,6 +25,8 @@ class Launch:
         p, d and t. Stage s lies on rank s mod p, or where `homes` says.
     context : int
         c, the GPUs that share each sequence, which are c replicas of a rank in a row.
+    expert : int
+        e, the GPUs that share the experts of a layer, which are all replicas of a rank.
     samples : int
         Of a micro-batch.
     microbatches : int
@@ -48,6 +50,7 @@ class Launch:
     samples: int
     microbatches: int
     context: int = 1
+    expert: int = 1
     shard: Shard = "none"
     recompute: tuple[tuple[Layers, ...], ...] = ()
     rows: tuple[tuple[Turn, ...], ...] | None = None

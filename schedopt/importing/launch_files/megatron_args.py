@@ -25,6 +25,8 @@ LAYOUT: Final = "pipeline-model-parallel-layout"
 RANKS: Final = "pipeline-model-parallel-size"
 TENSOR: Final = "tensor-model-parallel-size"
 CONTEXT: Final = "context-parallel-size"
+EXPERT: Final = "expert-model-parallel-size"
+EXPERT_TENSOR: Final = "expert-tensor-parallel-size"
 SIZE: Final = "micro-batch-size"
 BATCH: Final = "global-batch-size"
 IN_CHUNK: Final = "num-layers-per-virtual-pipeline-stage"
@@ -63,9 +65,10 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         change the step or the memory in a way that a plan cannot.
     """
     settings = Settings(read_flags(text, SWITCHES), ignored, prefix="--")
-    settings.check_ignored((RANKS, TENSOR, CONTEXT, SIZE, BATCH))
+    settings.check_ignored((RANKS, TENSOR, CONTEXT, EXPERT, SIZE, BATCH))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
     replicas = _replicas(settings, gpus, ranks, tensor, context)
+    expert = _expert(settings, tensor)
     _check_model(settings, chain)
     chunks = _chunks(settings, chain, ranks)
     try:
@@ -85,6 +88,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         replicas=replicas * context,
         tensor=tensor,
         context=context,
+        expert=expert,
         samples=samples,
         microbatches=count,
         shard="optimizer" if shared else "none",
@@ -113,6 +117,18 @@ def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: i
                 "Name the GPUs that it runs on",
             )
     return replicas
+
+
+def _expert(settings: Settings, tensor: int) -> int:
+    """Return how many GPUs, or tensor groups, share the experts of a layer."""
+    expert, own = settings.whole(EXPERT, 1), settings.whole(EXPERT_TENSOR, tensor)
+    if own not in ((tensor, 1) if expert == 1 else (tensor,)):
+        settings.refuse(
+            EXPERT_TENSOR,
+            f"{own}, and {settings.name(TENSOR)} is {tensor}: experts lie in groups of their own",
+            "Leave it out",
+        )
+    return expert
 
 
 def _check_model(settings: Settings, chain: Chain) -> None:

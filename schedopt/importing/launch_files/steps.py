@@ -87,12 +87,21 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             way_out=f"Profile the model with micro-batches of {launch.samples} samples",
         )
     chain, variants = profile.of_size(launch.samples)
-    if chain.context != launch.context:
+    for name, what in (("context", "a sequence"), ("expert", "the experts of a layer")):
+        own, asked = getattr(chain, name), getattr(launch, name)
+        if own != asked:
+            raise InputError(
+                f"{counted(own, 'GPU')} to {what}, and {asked} by the file",
+                field="variants",
+                way_out=f"Profile the model with {counted(asked, 'GPU')} to {what}, and say so in "
+                f"each chain ({name}: {asked})",
+            )
+    if launch.expert > 1 and launch.expert != launch.replicas:
         raise InputError(
-            f"{counted(chain.context, 'GPU')} to a sequence, and {launch.context} by the file",
-            field="variants",
-            way_out=f"Profile the model with {counted(launch.context, 'GPU')} to a sequence, and "
-            f"say so in each chain (context: {launch.context})",
+            f"{chain.sharing}, and a stage has {launch.replicas} replicas: plans have none whose "
+            "experts are the same, nor add their gradients up",
+            field="replicas",
+            way_out=f"Import it for the GPUs of {launch.expert} replicas",
         )
     count = launch.replicas * launch.microbatches
     shared = launch.shard in ("gradient", "parameter")

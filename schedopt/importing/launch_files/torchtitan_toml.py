@@ -44,6 +44,7 @@ AT: Final = "parallelism"
 RANKS: Final = f"{AT}.pipeline_parallel_degree"
 TENSOR: Final = f"{AT}.tensor_parallel_degree"
 CONTEXT: Final = f"{AT}.context_parallel_degree"
+EXPERT: Final = f"{AT}.expert_parallel_degree"
 COPIES: Final = f"{AT}.data_parallel_replicate_degree"
 SHARDS: Final = f"{AT}.data_parallel_shard_degree"
 RESHARD: Final = f"{AT}.fsdp_reshard_after_forward"
@@ -87,7 +88,7 @@ def read_torchtitan(
         As of `read_megatron`.
     """
     settings = Settings(_values(text, is_code=is_python(path, text)), ignored)
-    settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, LOCAL, GLOBAL, SIZE))
+    settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, EXPERT, LOCAL, GLOBAL, SIZE))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
     replicas, shard = _replicas(settings, gpus, (ranks, tensor, context))
     chunks = _chunks(settings, chain, ranks)
@@ -111,6 +112,7 @@ def read_torchtitan(
         replicas=replicas,
         tensor=tensor,
         context=context,
+        expert=settings.whole(EXPERT, 1),
         samples=samples,
         microbatches=count * passes,
         shard=shard,
@@ -189,11 +191,8 @@ def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tup
     policy = settings.word(RESHARD, ("default", "always", "never"), "default")
     shards *= context
     if copies > 1 and shards > 1:
-        settings.refuse(
-            COPIES,
-            f"{copies} copies of {shards} shards, which stages of a plan do not have",
-            f"Give 1, and those GPUs to {SHARDS}",
-        )
+        why = f"{copies} copies of {shards} shards, which stages of a plan do not have"
+        settings.refuse(COPIES, why, f"Give 1, and those GPUs to {SHARDS}")
     if shards == 1:
         return copies, "none"
     if ranks > 1:

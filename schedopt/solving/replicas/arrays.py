@@ -172,8 +172,8 @@ class Machine(NamedTuple):
     copies : int
         Parts of a fold that are alike. The GPUs are those of one, in nodes of its own; the replicas
         of a stage in all parts share its weights.
-    context : int
-        Replicas in a row that share sequences.
+    together : int
+        Replicas in a row that run each operation at the same time.
     """
 
     gpus: int
@@ -183,7 +183,7 @@ class Machine(NamedTuple):
     between: tuple[int, int, int]
     card: int = 0
     copies: int = 1
-    context: int = 1
+    together: int = 1
 
 
 class Option(NamedTuple):

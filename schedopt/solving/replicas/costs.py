@@ -162,9 +162,9 @@ def in_several_nodes(machine: Machine, first: int, count: int) -> bool:
 def is_aligned(machine: Machine, first: int, tensor: int) -> bool:
     """Whether tensor groups that begin with a GPU, one behind the other, lie inside nodes.
 
-    And those that share sequences, if they fit into one.
+    And replicas that run together, if they fit into one.
     """
-    width = tensor * machine.context
+    width = tensor * machine.together
     if width > machine.node:
         width = tensor
     return machine.node == machine.gpus or first % width == 0

@@ -60,8 +60,8 @@ def find_fold(problem: Problem) -> int:
 def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     """Return what a training step, or a part of a fold, needs to know.
 
-    None where some GPUs or links differ, or those that share sequences fit nowhere. In a fold
-    stages have whole nodes, and share nothing but their optimizer states.
+    None where some GPUs or links differ, or no number of replicas fits. In a fold stages have whole
+    nodes, and share nothing but their optimizer states.
     """
     machine, count = read_machine(problem), problem.scope.microbatches
     if machine is None:
@@ -107,9 +107,9 @@ def _degrees(problem: Problem, machine: Machine) -> list[int]:
 
 
 def _width(machine: Machine, tensor: int) -> int:
-    """Return how many GPUs lie in one node: a tensor group, or several that share sequences."""
-    together = tensor * machine.context
-    return together if together <= machine.node else tensor
+    """Return how many GPUs lie in one node: a tensor group, or several that run together."""
+    width = tensor * machine.together
+    return width if width <= machine.node else tensor
 
 
 def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Iterator[int]:
@@ -119,7 +119,7 @@ def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Itera
     for count in sorted((*problem.replica_counts, *uneven)):
         own, rest = divmod(count, fold)
         whole = not (fold > 1 and several) or own * tensor % machine.node == 0
-        shared = own % machine.context == 0
+        shared = own % machine.together == 0
         if not rest and whole and shared and count * tensor <= machine.gpus:
             yield count
 
@@ -160,16 +160,16 @@ def read_machine(problem: Problem) -> Machine | None:
     """Return the GPUs and links of a problem; None where some differ from others."""
     platform, network = problem.platform, problem.platform.network
     gpus, room = len(platform.gpus), platform.gpus[0].usable_bytes
-    context = problem.chain.context
+    together = problem.chain.together
     if len(set(platform.gpus)) > 1:
         return None
     if network is None:
         link = _describe(platform.link)
-        return Machine(gpus, gpus, room, link, link, context=context)
+        return Machine(gpus, gpus, room, link, link, together=together)
     nodes = [node for node in network.nodes if node.gpus]
     if len(nodes) == 1:
         link = _describe(nodes[0].link)
-        return Machine(gpus, gpus, room, link, link, context=context)
+        return Machine(gpus, gpus, room, link, link, together=together)
     sizes = {node.gpus for node in nodes}
     inside = {node.link for node in nodes} if sizes != {1} else {None}
     between = {link for _, link in network.paths()}
@@ -180,7 +180,7 @@ def read_machine(problem: Problem) -> Machine | None:
     node, count = sizes.pop(), 0 if several else cards.pop()
     ways = _describe(inside.pop()), _describe(between.pop())
     card = node // count if count else 0
-    return Machine(gpus, node, room, *ways, card=card, context=context)
+    return Machine(gpus, node, room, *ways, card=card, together=together)
 
 
 def _describe(link: Link | None) -> tuple[int, int, int]:
