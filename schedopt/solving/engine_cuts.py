@@ -184,18 +184,17 @@ class EngineCuts:
     def _holds_together(self, begins: FirstLayers, needs: Sequence[tuple[int, int, int]]) -> bool:
         """Whether each rank has room for what its stages hold as each backward runs.
 
-        Where nothing takes time, only one micro-batch of a stage need be there at once.
+        Of a stage that takes no time only one micro-batch need be there at once.
         """
         costs = [*map(self.costs, begins, (*begins[1:], self.layers))]
-        kept = [cost.kept_bytes for cost in costs]
+        lasts = [need[0] > 0 for need in needs]
+        kept = [cost.kept_bytes if does else 0 for cost, does in zip(costs, lasts, strict=True)]
         for rank in range(self.ranks):
             own = slice(rank, None, self.ranks)
             room = self.gpus[rank].usable_bytes - sum(need[1] for need in needs[own])
-            if not all(need[0] for need in needs[own]):
-                continue
             for vector, chunk in self.order.held_at_backwards[rank]:
-                held = sum(map(mul, vector, kept[own]))
-                if held + costs[own][chunk].running_bytes > room:
+                running = costs[own][chunk].running_bytes if lasts[own][chunk] else 0
+                if sum(map(mul, vector, kept[own])) + running > room:
                     return False
         return True
 

@@ -12,6 +12,7 @@ from schedopt import (
     Problem,
     check,
 )
+from schedopt.account import fits
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import EngineOrder
@@ -19,6 +20,7 @@ from schedopt.systems.steps import engine_step
 from tests.budgets import trials
 from tests.solvers.test_engine_step import (
     asked,
+    transformer,
 )
 from tests.strategies import platforms
 from tests.transformers import transformers
@@ -89,3 +91,14 @@ def test_what_stages_of_a_rank_keep_at_once_is_that_of_the_order() -> None:
     order = EngineOrder(2, 2, 4)
     assert sorted(order.held_together[0]) == [(3, 2), (4, 1)]
     assert order.in_flight == [4, 3, 2, 1]
+
+
+def test_a_stage_without_layers_does_not_hide_what_the_others_of_its_rank_hold() -> None:
+    fit, scope = [], asked("megatron", 4, memory="peak")
+    for memory in range(1, 60):
+        problem = Problem(chain=transformer(4), platform=Platform(2, memory), scope=scope)
+        cuts, begins = EngineCuts(problem, Grid(ranks=2, chunks=3)), (0, 1, 2, 4, 5, 5)
+        plan = engine_step(problem, cuts.stages(begins))
+        fit.append(cuts.may_fit(begins))
+        assert fit[-1] == fits(plan, buffers=False), memory
+    assert len(set(fit)) == 2
