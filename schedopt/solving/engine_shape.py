@@ -95,7 +95,8 @@ class EngineShape:
         Of those that reach a limit, ns, no more is looked for than that they do.
         """
         if self._tree is None:
-            self._tree = EngineTree(self.cuts, self._runs, self._paths)
+            table = self._table if limit is not None and limit <= self._table.reach_ns else None
+            self._tree = EngineTree(self.cuts, self._runs, self._paths, table)
         for begins in self._tree.grow(limit, stopped):
             if not self.cuts.may_fit(begins):
                 continue

@@ -45,12 +45,17 @@ class RankTable:
         is at least, ns. Empty where too many are possible.
     reach_ns : int
         All splits are there with which a step may be shorter than this.
+    redone, again_ns : int
+        How many layers of the middle each stage recomputes at most, and how long each takes; 0
+        where that does not follow from how many it has.
     """
 
     bound_ns: int | None
     begins: FirstLayers | None = None
     splits: tuple[tuple[Array, Array], ...] = ()
     reach_ns: int = NEVER
+    redone: int = 0
+    again_ns: int = 0
 
     def within(self, longest_ns: int) -> list[Array]:
         """Return for each rank the splits with which a step may be so short; none: any."""
@@ -171,7 +176,14 @@ class _Table:
             return RankTable(None)
         if bound is None or bound >= reach:
             return RankTable(reach)
-        return RankTable(bound, self._layout(values, chosen, bound), tuple(found), reach)
+        return RankTable(
+            bound,
+            self._layout(values, chosen, bound),
+            tuple(found),
+            reach,
+            self.redone if self.again else 0,
+            self.again if self.redone else 0,
+        )
 
     def _least(self, values: Array) -> int | None:
         """Return the least step by which ranks can have all layers."""

@@ -15,6 +15,7 @@ from schedopt.solving.models.engine_relaxation import Branch, EngineRelaxation
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
     from schedopt.solving.engine_order import CriticalPath
+    from schedopt.solving.engine_table import RankTable
 
 Floats = npt.NDArray[np.float64]
 WHOLE: Final = 1e-6
@@ -35,13 +36,19 @@ class EngineTree:
         As of `EngineRelaxation`.
     paths : iterable of CriticalPath
         Those that are known.
+    table : RankTable, optional
+        As of `EngineRelaxation`.
     """
 
     def __init__(
-        self, cuts: EngineCuts, runs: Sequence[range], paths: Iterable[CriticalPath]
+        self,
+        cuts: EngineCuts,
+        runs: Sequence[range],
+        paths: Iterable[CriticalPath],
+        table: RankTable | None = None,
     ) -> None:
         self.cuts, self.runs = cuts, runs
-        self.relaxation = EngineRelaxation(cuts, runs)
+        self.relaxation = EngineRelaxation(cuts, runs, table)
         for path in paths:
             self.relaxation.add(path)
         self._number = 0

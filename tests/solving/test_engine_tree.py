@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Problem
+from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import stage_begins
 from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import grids_of
+from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_shape import runs_of
+from schedopt.solving.engine_table import make_table
 from schedopt.solving.engine_tree import EngineTree
 from tests.budgets import trials
+from tests.layers import layer
 from tests.solvers.test_engine_grids import steps
 
 TURNS = 1000
@@ -46,6 +49,16 @@ def drawn_cuts(problem: Problem, data: st.DataObject) -> tuple[EngineCuts, list[
     return cuts, runs
 
 
+def tree_of(
+    cuts: EngineCuts, runs: list[range], most: int | None, data: st.DataObject
+) -> EngineTree:
+    """Return a tree for steps below a limit, with a table of what ranks may have if it reaches."""
+    alike = most is not None and len(set(cuts.gpus)) == 1
+    table = make_table(cuts) if alike and data.draw(st.booleans()) else None
+    reaches = table is not None and most is not None and most <= table.reach_ns
+    return EngineTree(cuts, runs, [], table if reaches else None)
+
+
 @trials(1000, by_day=30)
 @given(steps(), st.data())
 def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
@@ -53,8 +66,9 @@ def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
 ) -> None:
     """Also where layers differ, some are recomputed, and a run stands for different places."""
     cuts, runs = drawn_cuts(problem, data)
-    tree, best = EngineTree(cuts, runs, []), shortest(cuts)
+    best = shortest(cuts)
     limit = None if best is None else best + 1
+    tree = tree_of(cuts, runs, limit, data)
     while tree.grows_below(limit) and (best is None or tree.low is None or tree.low < best):
         for begins in tree.grow(limit, lambda: False):
             assert len(begins) == cuts.parts
@@ -69,7 +83,7 @@ def test_only_what_is_below_the_limit_is_parted(problem: Problem, data: st.DataO
     best = shortest(cuts)
     assume(best is not None)
     assert best is not None
-    tree, limit = EngineTree(cuts, runs, []), data.draw(st.integers(1, best))
+    tree, limit = tree_of(cuts, runs, best + 1, data), data.draw(st.integers(1, best))
     turns = 0
     while tree.grows_below(limit) and turns < TURNS:
         for _ in tree.grow(limit, lambda: False):
@@ -83,3 +97,34 @@ def test_only_what_is_below_the_limit_is_parted(problem: Problem, data: st.DataO
         for _ in tree.grow(best + 1, lambda: False):
             pass
     assert tree.low == best
+
+
+def test_what_ranks_have_room_for_is_in_the_first_bound() -> None:
+    """Each stage may recompute one layer, and must where memory is short."""
+    names = ("embed", *(f"layers.{number}" for number in range(10)), "head")
+    one = layer(10, 20, 4, weight=1, sent=1)
+    scope = Scope(
+        allocation="general",
+        max_k=None,
+        memory="peak",
+        recompute=True,
+        microbatches=4,
+        engine="megatron",
+    )
+    problem = Problem(
+        chain=Chain(layers=tuple(replace(one, name=name) for name in names)),
+        platform=Platform(2, 55),
+        scope=scope,
+    )
+    cuts = EngineCuts(problem, Grid(ranks=2, chunks=2, redone=1))
+    best = shortest(cuts)
+    assert best is not None
+    lows = []
+    for table in (None, make_table(cuts)):
+        tree = EngineTree(cuts, runs_of(cuts), [], table)
+        for _ in tree.grow(best + 1, lambda: False):
+            pass
+        lows.append(tree.low)
+    without, with_table = lows
+    assert without is not None
+    assert without < best == with_table

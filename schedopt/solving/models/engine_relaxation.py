@@ -21,10 +21,12 @@ import numpy.typing as npt
 from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors
 from schedopt.solving.engine_places import PlaceCosts
+from schedopt.solving.models.engine_columns import SplitColumns
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts
     from schedopt.solving.engine_order import CriticalPath
+    from schedopt.solving.engine_table import RankTable
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -36,6 +38,8 @@ MEMORY_UNITS: Final = 1 << 16
 PRICE: Final = 2.0
 """Of what is too much, in steps longer than any for each place, or unit of memory."""
 _COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
+WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
+"""GLOP goes on from the last answer, also where there are more rows and columns now."""
 CLOSE: Final = 1e-4
 """An answer is final when its longest path is longer by at most such a part."""
 
@@ -70,9 +74,13 @@ class EngineRelaxation:
     cuts : EngineCuts
     runs : sequence of range
         Places in a row that are alike, or are taken for the least of them, first and last apart.
+    table : RankTable, optional
+        What the ranks may have. Then no bound says more than how far its splits reach.
     """
 
-    def __init__(self, cuts: EngineCuts, runs: Sequence[range]) -> None:
+    def __init__(
+        self, cuts: EngineCuts, runs: Sequence[range], table: RankTable | None = None
+    ) -> None:
         from ortools.linear_solver import pywraplp
 
         self.cuts, parts = cuts, cuts.parts
@@ -97,6 +105,7 @@ class EngineRelaxation:
         self.longest = cuts.longest_step()
         self.unit = max(1, cuts.bound(cuts.balanced()))
         self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self.solver.SetSolverSpecificParametersAsString(WARM)
         self.step = self.solver.NumVar(0, self.solver.infinity(), "step")
         self.counts: list[list[Any]] = [
             [self.solver.NumVar(0, size, "") for _ in range(parts)] for size in self.sizes
@@ -109,7 +118,7 @@ class EngineRelaxation:
         )
         self.solver.Minimize(self.step)
         for row, size in zip(self.counts, self.sizes, strict=True):
-            self._row(size, size, ((count, 1) for count in row))
+            self.row(size, size, ((count, 1) for count in row))
         most = sum(self.sizes)
         singles = [number for number, size in enumerate(self.sizes) if size == 1]
         numbers, stages = range(len(self.sizes)), range(parts)
@@ -125,16 +134,23 @@ class EngineRelaxation:
         ]
         variables = np.array(self.counts, dtype=object)
         self._range_rows = [
-            self._soft_row(*bounds, ((count, 1) for count in variables[group].flat))
+            self.soft_row(*bounds, ((count, 1) for count in variables[group].flat))
             for bounds, group in zip(self.ranges, self.groups, strict=True)
         ]
         self._coefficients: list[npt.NDArray[np.object_]] = []
+        self._again: list[npt.NDArray[np.object_]] = []
         self._constants: list[int] = []
         self._path_rows: list[Any] = []
         self._held: list[npt.NDArray[np.object_]] = []
         self._rooms: list[int] = []
         self._memory_rows: list[Any] = []
-        self._fit(costs, runs)
+        self.columns = SplitColumns(self, table) if table is not None and table.splits else None
+        self.again = 0
+        """How long a place is recomputed, where it is not told by what stages have, ns."""
+        if self.columns is None or table is None:
+            self._fit(costs, runs)
+        elif not every:
+            self.again = table.again_ns
 
     def _may_have(self, runs: Sequence[range], number: int, stage: int) -> bool:
         cuts, run = self.cuts, runs[1 + number]
@@ -143,15 +159,16 @@ class EngineRelaxation:
             return True
         return stage >= first_of_predictors(cuts.parts, cuts.ranks)
 
-    def _row(self, low: float, high: float, terms: Any) -> Any:
+    def row(self, low: float, high: float, terms: Any) -> Any:
+        """Return a row of variables with factors, between two values."""
         row = self.solver.Constraint(low, high)
         for variable, factor in terms:
             row.SetCoefficient(variable, float(factor))
         return row
 
-    def _soft_row(self, low: float, high: float, terms: Any) -> Any:
+    def soft_row(self, low: float, high: float, terms: Any) -> Any:
         """Return a row that may be broken at a price, so that multipliers tell what cannot be."""
-        row = self._row(low, high, terms)
+        row = self.row(low, high, terms)
         for sign in (-1, 1):
             over = self.solver.NumVar(0, self.solver.infinity(), "")
             self.solver.Objective().SetCoefficient(over, PRICE * self.longest / self.unit)
@@ -188,7 +205,7 @@ class EngineRelaxation:
                         (self.counts[number][stage], int(held[number, stage]))
                         for number, stage in np.argwhere(held).tolist()
                     )
-                    row = self._soft_row(-self.solver.infinity(), self._rooms[-1], terms)
+                    row = self.soft_row(-self.solver.infinity(), self._rooms[-1], terms)
                     self._memory_rows.append(row)
 
     def add(self, path: CriticalPath) -> None:
@@ -199,7 +216,12 @@ class EngineRelaxation:
         factors: Array = self.each.T @ operations
         constant = int((operations * self.alone).sum())
         constant += int(np.array(path.transfers, dtype=np.int64) @ self.sent)
-        row = self._row(constant / self.unit, self.solver.infinity(), [(self.step, 1)])
+        row = self.row(constant / self.unit, self.solver.infinity(), [(self.step, 1)])
+        if self.columns is not None and self.again:
+            again = self.again * operations[1]
+            for redone, factor in zip(self.columns.redone, again.tolist(), strict=True):
+                row.SetCoefficient(redone, -factor / self.unit)
+            self._again.append(again.astype(object))
         for number, stage in np.argwhere(factors).tolist():
             row.SetCoefficient(
                 self.counts[number][stage], -float(factors[number, stage]) / self.unit
@@ -216,8 +238,6 @@ class EngineRelaxation:
         It goes on until all paths are known that decide, or a limit is exceeded, or for so many
         rounds. None: no cut that fits is in the branch.
         """
-        from ortools.linear_solver import pywraplp
-
         for number, (row, usual) in enumerate(zip(self._range_rows, self.ranges, strict=True)):
             row.SetBounds(*map(float, branch.ranges.get(number, usual)))
         if not branch.allowed.any(axis=1).all():
@@ -225,10 +245,15 @@ class EngineRelaxation:
         for counts_of, size, may in zip(self.counts, self.sizes, branch.allowed, strict=True):
             for count, can in zip(counts_of, may.tolist(), strict=True):
                 count.SetUb(size if can else 0)
+        columns = self.columns
+        if columns is not None and not columns.keep(branch, limit):
+            none = columns.known_ns(limit)
+            return none, None if none is None else np.zeros(branch.allowed.shape)
         counts = None
         for left in reversed(range(rounds)):
-            if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
-                return 0, None
+            if not self._solve() or (columns is not None and not self._mix(columns, stopped)):
+                # Nothing is known then, and parts may tell more.
+                return 0, np.zeros(branch.allowed.shape)
             counts = np.array([[count.solution_value() for count in row] for row in self.counts])
             step = self.solver.Objective().Value() * self.unit
             if limit is not None and step >= limit:
@@ -239,11 +264,31 @@ class EngineRelaxation:
                 break
             self.add(self.cuts.order.critical_path(lengths, sent))
         low = self._prove(branch)
+        if columns is not None:
+            low = min(low, columns.known_ns(limit) or low)
         return (low if low <= self.longest else None), counts
+
+    def _solve(self) -> bool:
+        """Solve the programme; return whether that went well."""
+        from ortools.linear_solver import pywraplp
+
+        return bool(self.solver.Solve() == pywraplp.Solver.OPTIMAL)
+
+    def _mix(self, columns: SplitColumns, stopped: Callable[[], bool]) -> bool:
+        """Add columns that make the answer better until there are none; return whether it could."""
+        while columns.add_cheap():
+            if not self._solve():
+                return False
+            if stopped():
+                break
+        return True
 
     def _kinds(self, counts: Floats) -> tuple[Array, Array]:
         """Return times of operations and transfers of a cut by kind, ns."""
         lengths = np.rint(self.each @ counts).astype(np.int64) + self.alone
+        if self.columns is not None and self.again:
+            redone = [again.solution_value() for again in self.columns.redone]
+            lengths[1] += np.rint(self.again * np.array(redone)).astype(np.int64)
         return lengths.reshape(-1), self.sent
 
     def _prove(self, branch: Branch) -> int:
@@ -268,6 +313,14 @@ class EngineRelaxation:
             if price:
                 constant += price * branch.ranges.get(number, usual)[price < 0]
                 reduced[self.groups[number]] -= price
+        if self.columns is not None:
+            # The same price is paid for places of stages, and got for those of splits.
+            paid = np.array(self.columns.places_prices(factor), dtype=object)
+            again = np.zeros(self.cuts.parts, dtype=object)
+            for number in used if self._again else ():
+                again += weights[number] * self._again[number]
+            reduced -= paid
+            constant += self.columns.least(paid, again)
         for size, row, may in zip(self.sizes, reduced, branch.allowed, strict=True):
             constant += size * min(cost for cost, can in zip(row, may, strict=True) if can)
         return int(-(-constant // total))

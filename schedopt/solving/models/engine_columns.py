@@ -1,0 +1,162 @@
+"""Columns of the programme of an engine's cuts: how many places the stages of a rank have.
+
+A cut gives each rank one split of its places over its stages that fits its memory, recompute and
+all. So what stages have is a mixture of such splits (Dantzig and Wolfe 1960), of which only those
+are in the programme that its prices ask for; a bound is the least over all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.engine_descent import NEVER
+
+if TYPE_CHECKING:
+    from schedopt.solving.engine_table import RankTable
+    from schedopt.solving.models.engine_relaxation import Branch, EngineRelaxation
+
+Array = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+LARGE: Final = 1 << 58
+"""Sums of prices up to this are exact in 64 bits."""
+AT_ONCE: Final = 3
+"""Columns of a rank that are added before prices are asked again."""
+WORTH: Final = -1e-7
+"""A column is added if it takes so much less than its price, in steps."""
+
+
+class SplitColumns:
+    """The splits of each rank that a branch allows, and those of them in the programme.
+
+    Parameters
+    ----------
+    relaxation : EngineRelaxation
+        Its places by stage are those of a mixture of splits from now on.
+    table : RankTable
+        With splits.
+    """
+
+    def __init__(self, relaxation: EngineRelaxation, table: RankTable) -> None:
+        self.relaxation, self.reach = relaxation, table.reach_ns
+        self._ranks, self._chunks = relaxation.cuts.ranks, relaxation.cuts.chunks
+        self._steps = [steps for _, steps in table.splits]
+        # By split, places of each stage, then those of them that are recomputed.
+        self._own = [
+            np.hstack([splits, np.minimum(splits, table.redone)]) for splits, _ in table.splits
+        ]
+        self._totals = [splits.sum(axis=1) for splits, _ in table.splits]
+        self.kept: list[Array] = []
+        """For each rank the numbers of its splits that are left."""
+        self._columns: list[dict[int, Any]] = [{} for _ in self._own]
+        solver = relaxation.solver
+        self._mixed = [relaxation.row(1, 1, ()) for _ in self._own]
+        self.redone = [solver.NumVar(0, table.redone, "") for _ in range(relaxation.cuts.parts)]
+        """What each stage recomputes."""
+        places = zip(*relaxation.counts, strict=True)
+        self._rows = [
+            [relaxation.soft_row(0, 0, ((count, 1) for count in of_stage)) for of_stage in places],
+            [relaxation.soft_row(0, 0, [(redone, 1)]) for redone in self.redone],
+        ]
+
+    def known_ns(self, limit: int | None) -> int | None:
+        """Return below which step all splits are known that are kept; None: all are."""
+        known = min(self.reach, NEVER if limit is None else limit)
+        return None if known == NEVER else known
+
+    def keep(self, branch: Branch, limit: int | None) -> bool:
+        """Keep the splits with which a cut of a branch may be below a limit; whether any may be."""
+        known = self.known_ns(limit) or NEVER
+        whole = sum(self.relaxation.sizes)
+        most = self.relaxation.sizes @ branch.allowed
+        usual = self.relaxation.ranges
+        low, high = np.array(
+            [branch.ranges.get(group, usual[group]) for group in range(self._ranks + len(most))]
+        ).T
+        stages = np.minimum(high[self._ranks :], most)
+        self.kept = []
+        for rank, (own, steps, totals) in enumerate(
+            zip(self._own, self._steps, self._totals, strict=True)
+        ):
+            counts, of_rank = own[:, : self._chunks], slice(rank, None, self._ranks)
+            fits = (counts >= low[self._ranks :][of_rank]) & (counts <= stages[of_rank])
+            left = fits.all(axis=1) & (totals >= low[rank]) & (totals <= high[rank])
+            left &= steps < known
+            self.kept.append(np.flatnonzero(left))
+        for _ in range(2):
+            if not all(map(len, self.kept)):
+                return False
+            bounds = [
+                (totals[kept].min(), totals[kept].max())
+                for totals, kept in zip(self._totals, self.kept, strict=True)
+            ]
+            least, longest = (sum(int(pair[end]) for pair in bounds) for end in (0, 1))
+            for rank, (one, other) in enumerate(bounds):
+                totals = self._totals[rank][self.kept[rank]]
+                # The other ranks have at least, and at most, the rest.
+                fits = (totals <= whole - least + one) & (totals >= whole - longest + other)
+                self.kept[rank] = self.kept[rank][fits]
+        if not all(map(len, self.kept)):
+            return False
+        for rank, (kept, columns) in enumerate(zip(self.kept, self._columns, strict=True)):
+            left = set(kept.tolist())
+            for number, column in columns.items():
+                column.SetUb(float(number in left))
+            if left.isdisjoint(columns):
+                self._add(rank, int(kept[self._steps[rank][kept].argmin()]))
+        return True
+
+    def _add(self, rank: int, number: int) -> None:
+        column = self.relaxation.solver.NumVar(0, 1, "")
+        self._columns[rank][number] = column
+        self._mixed[rank].SetCoefficient(column, 1)
+        for rows, values in zip(self._rows, np.split(self._own[rank][number], 2), strict=True):
+            for row, value in zip(rows[rank :: self._ranks], values.tolist(), strict=True):
+                row.SetCoefficient(column, -value)
+
+    def add_cheap(self) -> bool:
+        """Add the splits left that cost less than those in the programme; whether there are any."""
+        prices = np.array([[row.dual_value() for row in rows] for rows in self._rows])
+        mixed = [row.dual_value() for row in self._mixed]
+        found = False
+        for rank, kept in enumerate(self.kept):
+            own = prices[:, rank :: self._ranks].reshape(-1)
+            costs = self._own[rank][kept] @ own - mixed[rank]
+            some = min(AT_ONCE, len(costs))
+            for place in np.argpartition(costs, some - 1)[:some].tolist():
+                number = int(kept[place])
+                if costs[place] < WORTH and number not in self._columns[rank]:
+                    self._add(rank, number)
+                    found = True
+        return found
+
+    def places_prices(self, factor: int) -> list[int]:
+        """Return the prices of a place of each stage, in whole parts of a factor."""
+        return [round(row.dual_value() * factor) for row in self._rows[0]]
+
+    def least(self, places: npt.NDArray[np.object_], redone: npt.NDArray[np.object_]) -> int:
+        """Return the least sum of prices of splits that together have all places, exactly."""
+        whole = sum(self.relaxation.sizes)
+        most = sum(map(abs, (*places.tolist(), *redone.tolist()))) * whole
+        kind: Any = np.int64 if most < LARGE else object
+        none = most + 1
+        # The least sum of the first ranks, by the places that they have.
+        least = np.full(whole + 1, none, dtype=kind)
+        least[0] = 0
+        for rank, kept in enumerate(self.kept):
+            own = slice(rank, None, self._ranks)
+            prices = np.concatenate([places[own], redone[own]]).astype(kind)
+            costs = self._own[rank][kept].astype(kind) @ prices
+            totals = self._totals[rank][kept]
+            order = np.argsort(-costs, kind="stable")
+            cheapest = np.full(whole + 1, none, dtype=kind)
+            cheapest[totals[order]] = costs[order]
+            sums = np.full(whole + 1, none, dtype=kind)
+            for number in np.unique(totals).tolist():
+                before = least[: whole + 1 - number]
+                with_them = np.where(before < none, before + cheapest[number], none)
+                sums[number:] = np.minimum(sums[number:], with_them)
+            least = sums
+        return int(least[whole])
