@@ -21,6 +21,8 @@ QUICK_S: Final = 0.5
 HOPE: Final = 500
 """A step that waits may turn out longer by such a part of itself: what is longer is not sought."""
 
+Waiting = tuple[int, int, EngineCuts, FirstLayers]
+
 
 class EngineAnswers:
     """The best step of an engine so far, and those that wait to be laid out.
@@ -36,11 +38,13 @@ class EngineAnswers:
         self.seen: set[tuple[Grid, FirstLayers]] = set()
         self.unseen: list[int] = []
         """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
-        self.pending: list[tuple[int, int, EngineCuts, FirstLayers]] = []
+        self.pending: list[Waiting] = []
         """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
 
         The number tells those apart that are as long.
         """
+        self._folded: set[int] = set()
+        """The numbers of those that were laid out as a fold."""
         asked, count = problem.scope.period_ns, problem.scope.microbatches or 1
         self._limit = None if asked is None else asked * count + 1
         if (known := run.best()) is not None:
@@ -97,10 +101,17 @@ class EngineAnswers:
         least, _, cuts, _ = self.pending[0]
         beside = self.run.hopes.beside()
         is_wanted = not self.is_late(least) and (beside is None or least < beside)
-        return is_wanted and left <= 2 * seconds_of(self.problem, cuts.grid)
+        return is_wanted and left <= 2 * self._seconds(cuts.grid)
+
+    def _seconds(self, grid: Grid) -> float:
+        """Return how long it takes to lay out a step that waits."""
+        return seconds_of(self.problem, grid, folded=not is_spelled_out(self.problem, grid))
 
     def offer(self, cuts: EngineCuts, begins: FirstLayers) -> None:
-        """Lay out a step, once, and report it if it is better and fits; later if it takes long."""
+        """Lay out a step, once, and report it if it is better and fits; later if it takes long.
+
+        Many a better one is found in the time that it takes to lay out a long one.
+        """
         key = cuts.grid, begins
         if key in self.seen or (self.run.stopped() and self.exist):
             return
@@ -113,15 +124,8 @@ class EngineAnswers:
         if not self.is_long(cuts.grid):
             self._lay_out(cuts, begins, least)
             return
-        length = None
-        if find_fold(self.problem, cuts.grid) > 1:
-            length = self._lay_out(cuts, begins, least, folded=True)
-        near = length is not None and length - least <= least // CLOSE
-        if is_spelled_out(self.problem, cuts.grid) and not near:
-            heappush(self.pending, (least, len(self.seen), cuts, begins))
-            self._tell()
-            if self.limit is None:
-                self.lay_out_pending(1)
+        heappush(self.pending, (least, len(self.seen), cuts, begins))
+        self._tell()
 
     def _tell(self) -> None:
         """Tell those who search beside how short a step may be here."""
@@ -133,21 +137,28 @@ class EngineAnswers:
         """Spell out steps that take long, the shortest first, as far as there is time.
 
         Up to one that is no shorter, or so many: of these none that is hardly shorter than what is
-        known, or longer than what waits beside. They are left for the end.
+        known, or longer than what waits beside. They are left for the end. Where nothing is known,
+        one is laid out however little time there is.
         """
-        while self.pending and not self.run.stopped() and most != 0:
+        while self.pending and most != 0 and not self._is_over():
             if most is not None and not self._is_clearly_shorter(self.pending[0][0]):
                 return
-            least, _, cuts, begins = heappop(self.pending)
+            row = heappop(self.pending)
+            least, _, cuts, _ = row
             left = self.run.remaining()
-            has_time = left is None or self.pace() * seconds_of(self.problem, cuts.grid) < left
+            has_time = left is None or self.pace() * self._seconds(cuts.grid) < left
             if has_time or (self.run.best() is None and self.run.cutoff() is None):
                 if not self.is_late(least):
-                    self._lay_out(cuts, begins, least)
+                    self._lay_out_long(row, early=most is not None)
             else:
                 self.unseen.append(least)
             self._tell()
             most = None if most is None else most - 1
+
+    def _is_over(self) -> bool:
+        """Whether no step is laid out any more."""
+        is_known = self.limit is not None
+        return self.run.clock.stop_requested() or (self.run.stopped() and is_known)
 
     def _is_clearly_shorter(self, least: int) -> bool:
         """Whether a step that may take so long, ns, is worth to be laid out before the end."""
@@ -155,6 +166,24 @@ class EngineAnswers:
         if beside is not None and beside < least:
             return False
         return limit is None or least + least // HOPE < limit
+
+    def _lay_out_long(self, row: Waiting, *, early: bool) -> None:
+        """Lay out a step that takes long: first as a fold, which may be as good.
+
+        Early it waits then, if it is not, to be spelled out.
+        """
+        least, number, cuts, begins = row
+        is_spelled = is_spelled_out(self.problem, cuts.grid)
+        if find_fold(self.problem, cuts.grid) > 1 and number not in self._folded:
+            self._folded.add(number)
+            length = self._lay_out(cuts, begins, least, folded=True)
+            if not is_spelled or (length is not None and length - least <= least // CLOSE):
+                return
+            if early:
+                heappush(self.pending, row)
+                return
+        if is_spelled and not self._is_over():
+            self._lay_out(cuts, begins, least)
 
     def _lay_out(
         self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False

@@ -175,9 +175,13 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     )
     # There is time for the first one alone.
     monkeypatch.setattr(engine_answers, "QUICK_S", -1)
-    monkeypatch.setattr(engine_answers, "seconds_of", lambda problem, grid: 1e9)
+    monkeypatch.setattr(engine_answers, "seconds_of", lambda problem, grid, folded=False: 1e9)
     run = Run(problem, time_limit=60)
-    engine_step_solver.solve(problem, run)
+    search = engine_step_solver.EngineSearch(problem, run)
+    alone = next(shape for shape in search.shapes if shape.cuts.ranks == 1)
+    search.answers.offer(alone.cuts, alone.balanced)
+    search.answers.lay_out_pending(1)
+    search.run_all()
     bound, least = run.bound(problem.scope), shortest(problem, "torch")[0]
     assert bound is not None
     assert least is not None
