@@ -2,12 +2,11 @@
 
 What is left to choose is where to cut, on how many of the GPUs, and how many stages each has. The
 order does not depend on the cuts, so a step is the longest path of operations that wait for each
-other, and each path bounds the steps of all cuts.
-All cuts are parted by how many layers ranks and stages have, each part with a bound from a sum of
-paths over what ranks have room for, and from cuts near the least bounds the search goes to better
-neighbours. Where layers differ, so that this leaves something open, and few cuts may beat the best
-step, all of them are laid out. Else CP-SAT looks for a cut of which all known paths are short
-enough; its longest path is added, until there is none.
+other, and each path bounds the steps of all cuts. All cuts are parted by how many layers ranks and
+stages have, each part with a bound from a sum of paths over what ranks have room for, and from cuts
+near the least bounds the search goes to better neighbours. Where layers differ, so that this leaves
+something open, and few cuts may beat the best step, all of them are laid out. Else CP-SAT looks for
+a cut of which all known paths are short enough; its longest path is added, until there is none.
 
 Transfers are in the order in which they could go. Where the two directions of a link are in each
 other's way, or a step does not fit for what comes before it is read, another order might be better:
@@ -286,6 +285,9 @@ class EngineSearch:
         if any(shape.is_open for shape in shapes) or not all(
             map(self.answers.is_late, self.answers.left_ns)
         ):
+            lengths = [self._least(shapes), self.answers.limit]
+            if known := [length for length in lengths if length is not None]:
+                self._report_bound(min(known), ProofKind.ENGINE_PATHS)
             self.run.leave_out("not every cut was looked at")
             return
         least = self._least(shapes)
