@@ -18,7 +18,7 @@ from schedopt.solving.models.engine_relaxation import layers_of_places
 
 BETWEEN: Final = (2, 6, 13, 22, 38)
 """Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
-MOST_NEIGHBOURS: Final = 300
+MOST_NEIGHBOURS: Final = 20
 """Of a cut, whose longest paths are taken at first."""
 FIRST_LED: Final = 3
 """Cuts near a bound from which better neighbours are looked for, however long their steps are."""

@@ -22,7 +22,7 @@ WHOLE: Final = 1e-6
 """What is so near to a whole number is one."""
 ROUNDS: Final = 150
 """In which paths are looked for at first."""
-LATER_ROUNDS: Final = 12
+LATER_ROUNDS: Final = 4
 """The same in each branch."""
 
 
