@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 MOST_SPLITS: Final = 400_000
-"""Of a rank that are looked at."""
+"""Of a rank that are made whether they fit or not."""
+MOST_LOOKED_AT: Final = 2_000_000
+"""Where there are more, of those that go on from first stages that fit."""
 BEYOND: Final = Fraction(5, 4)
 """Of what a balanced cut takes at least: splits that take longer are left out."""
 
@@ -81,11 +83,16 @@ def _splits(chunks: int, most: int) -> Array:
     """Return all ways to give up to some layers to the stages of a rank: (N, chunks)."""
     rows = np.zeros((1, 0), dtype=np.int64)
     for _ in range(chunks):
-        free = most - rows.sum(axis=1) + 1
-        first = np.repeat(np.cumsum(free) - free, free)
-        own = np.arange(free.sum()) - first
-        rows = np.column_stack([np.repeat(rows, free, axis=0), own])
+        rows = _with_one_more(rows, most)
     return rows
+
+
+def _with_one_more(rows: Array, most: int) -> Array:
+    """Return all ways to give some layers to the next stage, up to so many in all."""
+    free = most - rows.sum(axis=1) + 1
+    first = np.repeat(np.cumsum(free) - free, free)
+    own = np.arange(free.sum()) - first
+    return np.column_stack([np.repeat(rows, free, axis=0), own])
 
 
 def make_table(cuts: EngineCuts, limit: int | None = None) -> RankTable:
@@ -106,9 +113,8 @@ def make_table(cuts: EngineCuts, limit: int | None = None) -> RankTable:
         within = (longest if limit is None else min(longest, limit)) // each
         if within < most:
             most, reach = within, each * (within + 1)
-    if most < 0 or comb(most + own, own) > MOST_SPLITS:
-        return RankTable(cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
-    return table.solve(most, reach)
+    found = table.solve(most, reach) if most >= 0 else None
+    return found or RankTable(cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
 
 
 class _Table:
@@ -156,16 +162,21 @@ class _Table:
         self.all_ahead = sum(self.ahead[rank] for rank in hops)
         self.all_back = sum(self.back[rank] for rank in hops)
 
-    def solve(self, most: int, reach: int) -> RankTable:
+    def solve(self, most: int, reach: int) -> RankTable | None:
         """Return the least step in which all ranks together can have all layers.
 
-        With more than `most` of them a rank takes `reach`, ns, or longer.
+        With more than `most` of them a rank takes `reach`, ns, or longer. None: there are too many
+        splits.
         """
+        found = []
+        for rank in range(self.cuts.ranks):
+            if (layers := self._splits(rank, most)) is None:
+                return None
+            found.append(self._steps(rank, layers))
         values = np.full((self.cuts.ranks, self.middle_count + 1), NEVER, dtype=np.int64)
         chosen = np.zeros(
             (self.cuts.ranks, self.middle_count + 1, self.cuts.chunks), dtype=np.int64
         )
-        found = [self._steps(rank, most) for rank in range(self.cuts.ranks)]
         for rank, (splits, steps) in enumerate(found):
             order = np.argsort(steps, kind="stable")[::-1]
             totals = splits.sum(axis=1)
@@ -227,11 +238,34 @@ class _Table:
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
         return tuple(self.cuts.places[place] for place in begins)
 
-    def _steps(self, rank: int, most: int) -> tuple[Array, Array]:
+    def _splits(self, rank: int, most: int) -> Array | None:
+        """Return splits of up to so many layers, all that may fit; None: there are too many.
+
+        Where there are many, stage by stage those are left out whose first stages hold too much.
+        """
+        cuts = self.cuts
+        if comb(most + cuts.chunks, cuts.chunks) <= MOST_SPLITS:
+            return _splits(cuts.chunks, most)
+        weights = sum(unit.weights for _, unit in self._ends(rank))
+        room = cuts.gpus[rank].usable_bytes - weights
+        vectors = np.array([vector for vector, _ in cuts.order.held_at_backwards[rank]])
+        rows = np.zeros((1, 0), dtype=np.int64)
+        for number in range(1, cuts.chunks + 1):
+            if (most - rows.sum(axis=1) + 1).sum() > MOST_LOOKED_AT:
+                return None
+            rows = _with_one_more(rows, most)
+            again = np.minimum(rows, self.redone)
+            kept = self.middle.kept * (rows - again) + self.middle.kept_redone * again
+            held = (kept @ vectors[:, :number].T).max(axis=1)
+            rows = rows[held + self.middle.weights * rows.sum(axis=1) <= room]
+        # The other ranks have no more than so many either.
+        left: Array = rows[rows.sum(axis=1) >= self.middle_count - (cuts.ranks - 1) * most]
+        return left
+
+    def _steps(self, rank: int, layers: Array) -> tuple[Array, Array]:
         """Return the splits of a rank that fit, and how long a step is with each, ns."""
         cuts, middle, count = self.cuts, self.middle, self.cuts.count
         is_first, is_last = rank == 0, rank + 1 == cuts.ranks
-        layers = _splits(cuts.chunks, most)
         least = np.full(cuts.chunks, self.inside, dtype=np.int64)
         least[0] *= not is_first
         least[-1] *= not is_last

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.models.engine_relaxation import Branch, EngineRelaxation
+from schedopt.solving.models.engine_columns import Branch
+from schedopt.solving.models.engine_relaxation import EngineRelaxation
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers

@@ -23,6 +23,7 @@ from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
 from schedopt.solvers.engine_steps import report_engine_steps
+from schedopt.solving import engine_table
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import ALL, Grid, grids_of
 from schedopt.solving.engine_layout import lay_out_step
@@ -212,9 +213,18 @@ def test_no_engine_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
 
 
 @trials(200, by_day=30)
-@given(steps())
-def test_no_plan_beats_what_is_said_of_its_grid(problem: Problem) -> None:
-    """The tables of ranks, what links carry, and the longest path of a cut."""
+@given(steps(), st.sampled_from([0, engine_table.MOST_SPLITS]))
+def test_no_plan_beats_what_is_said_of_its_grid(problem: Problem, most: int) -> None:
+    """The tables of ranks, what links carry, and the longest path of a cut.
+
+    Also where a table leaves out, stage by stage, what does not fit.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_table, "MOST_SPLITS", most)
+        compare_with_every_plan(problem)
+
+
+def compare_with_every_plan(problem: Problem) -> None:
     lows: dict[Grid, int | None] = {}
     for grid, plan in every_plan(problem):
         cuts = EngineCuts(problem, grid)

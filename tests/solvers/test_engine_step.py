@@ -36,7 +36,7 @@ from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
-from schedopt.solving.run import Run
+from schedopt.solving.run import Hopes, Run
 from schedopt.systems.steps import engine_step
 from tests.budgets import trials
 from tests.layers import layer
@@ -188,6 +188,17 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     assert bound <= least < (run.period() or 0)
     # Nothing is parted again and again that is parted as far as is of use.
     assert not run.stopped()
+
+
+def test_a_search_that_is_of_no_use_beside_another_one_tells_its_bound() -> None:
+    problem = Problem(chain=transformer(4), platform=Platform(2, 10**6), scope=asked("megatron", 4))
+    run = Run(problem, hopes=Hopes({"other": 1}, "own"))
+    engine_step_solver.solve(problem, run)
+    bound, least = run.bound(problem.scope), shortest(problem, "megatron")[0]
+    assert bound is not None
+    assert least is not None
+    # Half of the work of a micro-batch, of six layers of 3 ns each.
+    assert 9 <= bound <= least
 
 
 def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:

@@ -7,7 +7,8 @@ are in the programme that its prices ask for; a bound is the least over all of t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,11 @@ import numpy.typing as npt
 from schedopt.solving.engine_descent import NEVER
 
 if TYPE_CHECKING:
+    from schedopt.solving.engine_cuts import EngineCuts
     from schedopt.solving.engine_table import RankTable
-    from schedopt.solving.models.engine_relaxation import Branch, EngineRelaxation
 
 Array = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+Allowed = npt.NDArray[np.bool_]
 LARGE: Final = 1 << 58
 """Sums of prices up to this are exact in 64 bits."""
 AT_ONCE: Final = 3
@@ -28,18 +29,50 @@ WORTH: Final = -1e-7
 """A column is added if it takes so much less than its price, in steps."""
 
 
+class Branch(NamedTuple):
+    """Some of all cuts.
+
+    Parameters
+    ----------
+    ranges : mapping
+        How many places groups of stages have at least and at most, by the number of the group:
+        the ranks, then each stage, then each stage for each run of a single place.
+    allowed : (runs, S) array of bool
+        Which stages may have some of which run.
+    """
+
+    ranges: Mapping[int, tuple[int, int]]
+    allowed: Allowed
+
+
+class Programme(Protocol):
+    """What columns are added to."""
+
+    cuts: EngineCuts
+    solver: Any
+    sizes: list[int]
+    counts: list[list[Any]]
+    ranges: list[tuple[int, int]]
+
+    def row(self, low: float, high: float, terms: Any) -> Any:
+        """Return a row of variables with factors, between two values."""
+
+    def soft_row(self, low: float, high: float, terms: Any) -> Any:
+        """Return a row that may be broken at a price."""
+
+
 class SplitColumns:
     """The splits of each rank that a branch allows, and those of them in the programme.
 
     Parameters
     ----------
-    relaxation : EngineRelaxation
+    relaxation : Programme
         Its places by stage are those of a mixture of splits from now on.
     table : RankTable
         With splits.
     """
 
-    def __init__(self, relaxation: EngineRelaxation, table: RankTable) -> None:
+    def __init__(self, relaxation: Programme, table: RankTable) -> None:
         self.relaxation, self.reach = relaxation, table.reach_ns
         self._ranks, self._chunks = relaxation.cuts.ranks, relaxation.cuts.chunks
         self._steps = [steps for _, steps in table.splits]

@@ -9,11 +9,11 @@ and Shcherbina 2004).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors
 from schedopt.solving.engine_places import PlaceCosts
-from schedopt.solving.models.engine_columns import SplitColumns
+from schedopt.solving.models.engine_columns import Branch, SplitColumns
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Allowed = npt.NDArray[np.bool_]
 SCALE: Final = 1 << 20
 """What the multipliers of paths add up to, about."""
 MEMORY_UNITS: Final = 1 << 16
@@ -48,22 +47,6 @@ def layers_of_places(cuts: EngineCuts) -> list[tuple[object, ...]]:
     """Return what the layers of each place cost: the same for places that are alike."""
     layers = [*map(_COSTS, cuts.chain.layers)]
     return [tuple(layers[begin:end]) for begin, end in pairwise((*cuts.places, cuts.layers))]
-
-
-class Branch(NamedTuple):
-    """Some of all cuts.
-
-    Parameters
-    ----------
-    ranges : mapping
-        How many places groups of stages have at least and at most, by the number of the group:
-        the ranks, then each stage, then each stage for each run of a single place.
-    allowed : (runs, S) array of bool
-        Which stages may have some of which run.
-    """
-
-    ranges: Mapping[int, tuple[int, int]]
-    allowed: Allowed
 
 
 class EngineRelaxation:
