@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from schedopt.account import traffic
 from schedopt.plan import Plan
 from schedopt.solving.clock import Pace
-from schedopt.solving.replicas.arrays import CLOSE, LAYERED
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out
+from schedopt.solving.replicas.arrays import CLOSE, keeps_all
+from schedopt.solving.replicas.layout import OPERATION_S, lay_out, list_parts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -104,12 +104,13 @@ class StepReports:
 def _count_operations(step: StepData, candidate: Candidate) -> int:
     """Return how many operations the plan of a candidate has, about.
 
-    Where a stage runs layer by layer each layer has its own, and each comes with transfers of
-    weights and gradients from and to all replicas.
+    Where a stage runs layer by layer each layer has its own, and where it shares gradients each
+    comes with transfers of weights and gradients from and to all replicas.
     """
     return step.count * sum(
         (2 + bool(again.runs))
-        * ((stage.end - stage.first) * stage.replicas if stage.shard >= LAYERED else 1)
+        * len(list_parts(step.problem, stage, again))
+        * (1 if keeps_all(stage.shard) else stage.replicas)
         for stage, again in zip(candidate.stages, candidate.recompute, strict=True)
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.scopes import contiguous
 from schedopt.errors import InputError
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
@@ -124,7 +124,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if anywhere:
         for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
             report_valid(plan, run)
-    if step is not None and fits(step) and not _search_parts(problem, fold, run, engines=engines):
+    if step is not None and not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
         searches += _begin(step, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         # They begin from contiguous stages, too.
@@ -232,48 +232,60 @@ def _search_parts(problem: Problem, fold: int, run: Run, *, engines: bool) -> bo
     part, left = run.fork(run.workers, SHARE), run.remaining()
     if left is not None:
         part.clock.shorten(engines * SHARE_OF_ENGINES * left)
-    search = StepSearch(step, part, enough_ns=_enough_ns(problem, run))
+    search = StepSearch(step, part, enough_ns=_enough_ns(problem, run, contiguous(problem)))
     reports = StepReports(search, run)
     reports.follow(search.improve())
     reports.lay_out_best()
     return bool(search.candidates.best)
 
 
-def _enough_ns(problem: Problem, run: Run) -> int:
-    """Return up to which length no contiguous step can be shorter by more than the gap, ns.
+def _enough_ns(problem: Problem, run: Run, scope: Scope) -> int:
+    """Return up to which length no step of a scope can be shorter by more than the gap, ns.
 
     0 where one may take longer than by the search, which leaves the links between nodes out.
     """
-    bound = run.bound(contiguous(problem))
+    bound = run.bound(scope)
     if bound is None or not problem.platform.uniform:
         return 0
     return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
 
 
 def _begin(step: StepData, run: Run) -> list[StepReports]:
-    """Begin to search contiguous stages, from those on that others choose; the last is the widest.
+    """Begin to search stages on GPUs of their own; the last search is the widest.
 
-    Where gradients or parameters may be shared, first those that share the optimizer state at most.
+    Where gradients or parameters may be shared, first those that share the optimizer state at most;
+    then all contiguous ones, from those on that others choose; and those that may recompute layer
+    by layer, where any allocation is allowed.
     """
     from schedopt.solving.replicas.search import StepSearch
-    from schedopt.solving.replicas.stages import read_step
+    from schedopt.solving.replicas.stages import read_step, with_layers_redone
     from schedopt.solving.replicas.step_bound import fits
 
     problem, left = step.problem, run.remaining()
     share = FIRST_SHARE_BESIDE if problem.scope.allocation == "general" else FIRST_SHARE
     part = run.fork(run.workers, share)
-    enough_ns, narrower = _enough_ns(problem, run), []
+    steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
         if less is not None and fits(less):
-            lighter = StepSearch(less, part.fork(run.workers, SHARE_OF_LESS))
-            narrower.append(StepReports(lighter, run))
-    proposals = propose_stages(problem, run)
-    widest = StepSearch(step, part, proposals=proposals, enough_ns=enough_ns)
-    searches = [*narrower, StepReports(widest, run)]
-    for one in searches:
-        one.follow(one.search.begin(), (1 - share) * max(0.0, left or 0.0))
-        widest.candidates.take(one.search.candidates)
+            steps.append((less, 0))
+    if fits(step):
+        steps.append((step, _enough_ns(problem, run, contiguous(problem))))
+    redone = with_layers_redone(step)
+    if redone is not None:
+        steps.append((redone, _enough_ns(problem, run, problem.scope)))
+    searches: list[StepReports] = []
+    for number, (one, enough_ns) in enumerate(steps, 1):
+        last = number == len(steps)
+        own = part if last else part.fork(run.workers, SHARE_OF_LESS)
+        proposals = propose_stages(problem, run) if one is step else ()
+        # Perhaps none recomputes layer by layer, and fits.
+        late = one is not redone
+        search = StepSearch(one, own, late=late, proposals=proposals, enough_ns=enough_ns)
+        if searches and one is not redone:
+            search.candidates.take(searches[-1].search.candidates)
+        searches.append(StepReports(search, run))
+        searches[-1].follow(search.begin(), (1 - share) * max(0.0, left or 0.0))
     return searches
 
 

@@ -22,14 +22,23 @@ LAYERED: Final = 2
 """The first level, by its place in `schedopt.stage.SHARDS`, whose stages run layer by layer."""
 PARAMETER: Final = 3
 WAITING: Final = 4
-"""Added to the level of a stage that waits for its weights and for its gradients."""
+"""Added to the level of a stage that waits for its weights and for its gradients.
+
+One that shares neither has nothing to wait for: it recomputes layer by layer.
+"""
+
+
+def keeps_all(shard: int) -> bool:
+    """Whether replicas keep all weights and gradients of a stage: nothing comes and goes."""
+    return shard % WAITING < LAYERED
 
 
 class Layers(NamedTuple):
     """What is known of each layer; ns and bytes.
 
     `kept` is what a layer that is a stage of its own keeps of a micro-batch, `redone` what it keeps
-    if it is recomputed: its input. `saved` then comes back.
+    if it is recomputed: its input. `saved` then comes back. `passing` is what the layers behind it
+    keep that take no time: it may be there at the last instant of its own.
     """
 
     forward: Array
@@ -42,6 +51,7 @@ class Layers(NamedTuple):
     saved: Array
     kept: Array
     redone: Array
+    passing: Array
 
 
 class Layered(NamedTuple):

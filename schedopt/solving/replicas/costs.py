@@ -18,7 +18,6 @@ from schedopt.bounds.recompute_table import WRONG
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import (
-    LAYERED,
     NEVER,
     PARAMETER,
     WAITING,
@@ -27,7 +26,7 @@ from schedopt.solving.replicas.arrays import (
     Machine,
     StepData,
 )
-from schedopt.solving.replicas.layered import redone_ns, row_of
+from schedopt.solving.replicas.layered import is_whole, redone_ns, row_of
 
 
 @njit_kernel
@@ -96,12 +95,12 @@ def collective_ns(
     update = costs.update[group, end] - costs.update[group, first]
     if replicas == 1:
         return int(update)
-    if shard >= LAYERED:
+    if not is_whole(shard):
         return layered_collective_ns(costs, machine, group, first, end, replicas, shard, least)
     back, lanes = replicas - 1 if far else 0, costs.lanes[group]
     sent = costs.gradient[group, end] - costs.gradient[group, first]
     gradient = ring_ns(machine, lanes, sent, replicas, far, least)
-    if not shard:
+    if not shard % WAITING:
         return int(gradient + ring_ns(machine, lanes, sent, replicas, back, least) + update)
     held = costs.parameter[group, end] - costs.parameter[group, first]
     weights = ring_ns(machine, lanes, held, replicas, back, least)
@@ -300,7 +299,7 @@ def describe_stage(
         behind = follows * costs.tensor[stages[number + 1, 4]]
     leaves = in_several_nodes(machine, place, gpus + behind)
     spread = machine.copies > 1 or in_several_nodes(machine, place, gpus)
-    if (row >= 0 and spread) or not is_aligned(machine, place, tensor):
+    if (spread and not is_whole(shard)) or not is_aligned(machine, place, tensor):
         found[8, number] = NEVER
     found[0, number] += costs.forward[own, end] - costs.forward[own, first]
     found[1, number] += costs.backward[own, end] - costs.backward[own, first]

@@ -23,7 +23,7 @@ from schedopt.solving.replicas.costs import (
     spare_bytes,
     stage_recompute_ns,
 )
-from schedopt.solving.replicas.layered import one_fits, redone_ns, row_of
+from schedopt.solving.replicas.layered import is_whole, one_fits, redone_ns, row_of
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 
 LABELS: Final = 4
@@ -201,7 +201,7 @@ def extend_labels(costs: Costs, machine: Machine, labels: Labels, group: int, fi
                 if not is_aligned(machine, place, tensor):
                     continue
                 several = machine.copies > 1 or in_several_nodes(machine, place, width)
-                if several and row >= 0:
+                if several and not is_whole(shard):
                     # Weights that come from several nodes for each operation come too late.
                     continue
                 sync = far if several else near

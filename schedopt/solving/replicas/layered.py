@@ -1,12 +1,15 @@
-"""Stages that run layer by layer, for their replicas share gradients or parameters, as tables.
+"""Stages that run layer by layer, as tables.
 
-Each layer has copies of its weights and gradients away from home only while it works, so that a GPU
-holds those of one or two layers at a time (Rajbhandari et al. 2020, ZeRO 2 and 3). A forward runs
-the layers of a stage one right behind the other, and so does a backward, which recomputes each
-layer right before its own.
+They do so to recompute one layer at a time, which keeps the input of each, as engines do (Chen et
+al. 2016); or because their replicas share gradients or parameters.
 
-Either weights are fetched one operation ahead, and gradients go home beside the next operation; or
-both are waited for, so that copies and gradients of one layer are there at a time.
+Then each layer has copies of its weights and gradients away from home only while it works, so that
+a GPU holds those of one or two layers at a time (Rajbhandari et al. 2020, ZeRO 2 and 3). Either
+weights are fetched one operation ahead, and gradients go home beside the next operation; or both
+are waited for, so that copies and gradients of one layer are there at a time.
+
+A forward runs the layers of a stage one right behind the other, and so does a backward, which
+recomputes each layer right before its own.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ from schedopt.solving.replicas.arrays import (
     Floats,
     Layered,
     Layers,
+    keeps_all,
 )
 
 MOST_PRICES: Final = 64
+
+
+is_whole = njit_kernel(keeps_all)
 
 
 @njit_kernel
@@ -63,6 +70,8 @@ def forward_bytes(
     `alone`: where one micro-batch is in flight, its backward follows its forward.
     """
     used = layers.workspace[layer] if layers.forward[layer] else 0
+    if is_whole(shard):
+        return int(used + layers.passing[layer])
     used += copied(layers, layer, replicas, shard, least)
     if shard < WAITING:
         follows = copied(layers, min(layer + 1, end - 1), replicas, shard, least)
@@ -87,6 +96,8 @@ def backward_bytes(
 ) -> int:
     """Return what a backward of a layer, or a recompute before it, needs beside what is kept."""
     used = layers.workspace[layer] if layers.forward[layer] or layers.backward[layer] else 0
+    if is_whole(shard):
+        return int(used + layers.passing[layer])
     own = copied(layers, layer, replicas, shard, least)
     gradient = away(layers.gradient[layer], replicas, least)
     if shard >= WAITING:
@@ -105,6 +116,8 @@ def backward_bytes(
 @njit_kernel
 def shared_bytes(layers: Layers, layer: int, replicas: int, shard: int) -> int:
     """Return what of a layer is cut into parts."""
+    if is_whole(shard):
+        return int(layers.optimizer[layer] * (shard % WAITING))
     total = layers.gradient[layer] + layers.optimizer[layer]
     if shard % WAITING == PARAMETER:
         total += layers.parameter[layer]
@@ -114,6 +127,8 @@ def shared_bytes(layers: Layers, layer: int, replicas: int, shard: int) -> int:
 @njit_kernel
 def home_bytes(layers: Layers, layer: int, replicas: int, shard: int) -> int:
     """Return the most that is at home on a replica of what of a layer is cut into parts."""
+    if is_whole(shard):
+        return int(-(-layers.optimizer[layer] // replicas) * (shard % WAITING))
     total = -(-layers.gradient[layer] // replicas) - (-layers.optimizer[layer] // replicas)
     if shard % WAITING == PARAMETER:
         total -= -layers.parameter[layer] // replicas
@@ -311,7 +326,9 @@ def tabulate(
                 (1 + half) * sent_ns(-(-int(sizes[layer]) // replicas))
                 for sizes in (layers.parameter, layers.gradient)
             )
-            fetch[:, number, layer] = weights * (shard % WAITING == PARAMETER), gradients
+            level = shard % WAITING
+            sent = weights * (level == PARAMETER), gradients * (level >= LAYERED)
+            fetch[:, number, layer] = sent
     found = np.zeros((4, len(options), count, count), dtype=np.int64)
     late = np.zeros((2, len(options), count, count), dtype=np.int64)
     if options:
@@ -338,3 +355,11 @@ def is_bare(layers: Layers, layer: int) -> bool:
     """Whether a layer has nothing to share."""
     shared = layers.parameter[layer], layers.gradient[layer], layers.optimizer[layer]
     return not any(shared)
+
+
+def passing_bytes(forward: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """Return what the layers right behind each one keep that take no time: see `Layers`."""
+    found = [0]
+    for length, count in zip(forward[:0:-1], kept[:0:-1], strict=True):
+        found.append(0 if length else count + found[-1])
+    return found[::-1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
-from schedopt.solving.replicas.arrays import LAYERED, WAITING
+from schedopt.solving.replicas.arrays import LAYERED, WAITING, keeps_all
 from schedopt.stage import SHARDS, Stage
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, flush_step
@@ -78,11 +78,41 @@ def _stages_of(
         layers = chosen.first, chosen.end - 1
         yield Stage(layers=layers, gpus=gpus, recompute=again.runs, shard=level, tensor=tensor)
         return
-    for number in range(chosen.first, chosen.end):
-        runs = tuple(run for run in again.runs if run[0] == number)
-        shared = problem.chain.layers[number].has_state
+    for layers in list_parts(problem, chosen, again):
+        runs = tuple(run for run in again.runs if run == layers)
+        shared = any(one.has_state for one in problem.chain.layers[layers[0] : layers[1] + 1])
         shard = level if shared else SHARDS[0]
-        yield Stage(layers=(number, number), gpus=gpus, recompute=runs, shard=shard)
+        yield Stage(layers=layers, gpus=gpus, recompute=runs, shard=shard)
+
+
+def list_parts(
+    problem: Problem, chosen: StageChoice, again: RecomputeChoice
+) -> list[tuple[int, int]]:
+    """Return the first and the last layer of each stage of the plan that a stage is.
+
+    Where it runs layer by layer that is each layer. But where nothing comes and goes, layers that
+    are kept are together up to one whose workspace is the largest so far: in its backward all of
+    them are there with that workspace anyway.
+    """
+    if chosen.shard < LAYERED:
+        return [(chosen.first, chosen.end - 1)]
+    if not keeps_all(chosen.shard):
+        return [(number, number) for number in range(chosen.first, chosen.end)]
+    redone = {first for first, _ in again.runs}
+    parts: list[tuple[int, int]] = []
+    first = chosen.first
+    while first < chosen.end:
+        last, most = first, -1
+        for number in range(first, chosen.end if first not in redone else first + 1):
+            layer = problem.chain.layers[number]
+            if number in redone and number > first:
+                break
+            if layer.forward_ns and (layer.workspace_bytes or 0) >= most:
+                last = number
+            most = max(most, layer.workspace_bytes or 0)
+        parts.append((first, last))
+        first = last + 1
+    return parts
 
 
 def _turns_of(kind: Kind, stages: range, *, split: bool) -> Iterator[tuple[Kind, int]]:

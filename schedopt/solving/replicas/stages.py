@@ -26,7 +26,7 @@ from schedopt.solving.replicas.arrays import (
     StepData,
 )
 from schedopt.solving.replicas.copies import least_copy_trips, trip_ns
-from schedopt.solving.replicas.layered import tabulate
+from schedopt.solving.replicas.layered import passing_bytes, tabulate
 from schedopt.stage import SHARDS
 
 MOST_LAYERED: Final = 4_000_000
@@ -246,6 +246,29 @@ def with_halves(step: StepData) -> StepData:
     )
 
 
+def with_layers_redone(step: StepData) -> StepData | None:
+    """Return a step whose stages may also recompute layer by layer, though they share no gradients.
+
+    Such a stage is several of the plan on the same GPUs, so that its allocation is not contiguous.
+    None where that is not allowed or not known to fit: in the reading *sum*, with copies of tied
+    weights, in tensor groups; and for very long chains.
+    """
+    problem = step.problem
+    scope, chain = problem.scope, problem.chain
+    again = tuple(
+        option._replace(shard=option.shard + WAITING)
+        for option in step.options
+        if option.shard < LAYERED and option.replicas in problem.replica_counts
+    )
+    allowed = scope.recompute and scope.allocation == "general" and scope.memory == "peak"
+    options = (*step.options, *again)
+    long = len(options) * len(chain.layers) ** 2 > MOST_LAYERED
+    if not allowed or chain.copied or problem.degrees != (1,) or long:
+        return None
+    layered = _read_layered(problem, step.machine, options)
+    return replace(step, costs=step.costs._replace(layered=layered), options=options)
+
+
 def _without_gradients(layered: Layered) -> Layered:
     """Return tables for backwards whose input halves run before there are gradients."""
     layers = layered.layers
@@ -315,6 +338,7 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
         "kept": [layer.saved + (layer.saved_input_bytes or 0) for layer in chain.layers],
         "redone": [input_bytes(chain, number) for number in range(len(chain.layers))],
     }
+    columns["passing"] = passing_bytes(columns["forward"], columns["kept"])
     for name in ("parameter", "gradient", "optimizer", "weight", "workspace"):
         columns[name] = [getattr(layer, f"{name}_bytes") or 0 for layer in chain.layers]
     layers = Layers(**{name: np.array(row, dtype=np.int64) for name, row in columns.items()})
