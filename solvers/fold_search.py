@@ -44,6 +44,10 @@ WORK: Final = 100_000_000
 """The same from the best one on."""
 MOST_MOVES: Final = 20_000
 """Of one annealing."""
+MOVE_S: Final = 3e-8
+"""What a move takes for each GPU and operation of a part, about, at most, seconds."""
+MOST_AT_ONCE: Final = 0.2
+"""Of the time that is left, for one annealing."""
 MOST_OPERATIONS: Final = 20_000
 """Of a step whose layers are moved."""
 NEAR: Final = 1.05
@@ -73,31 +77,46 @@ class PlacedFolds:
         self._moves_left = run.work_limit
         self._told_ns: int | None = None
 
-    def propose(self, run: Run) -> Iterator[Plan]:
-        """Yield steps as they are found, as long as the run has time.
+    def propose(self, run: Run, share: float = 1.0) -> Iterator[Plan]:
+        """Yield steps as they are found, in a share of the time that the run has left.
 
-        The best is laid out in the end, and others where that takes little of the time.
+        The best is laid out in the end, and others where that takes little of the time; none where
+        the run has not the time for it.
         """
-        clock, idle, turn, ended = run.clock, 0, 0, run.clock.seconds()
+        part, idle, turn, ended = run.fork(run.workers, share), 0, 0, run.clock.seconds()
         self._starts = chain(self._starts, self._start_from(run.best()))
-        while not (run.stopped() or run.settled() or self._moves_left == 0):
+        needed = self._needed_s()
+        while not (part.stopped() or run.settled() or self._moves_left == 0):
+            left = run.remaining()
+            if needed and left is not None and left < needed:
+                break
             fold, start = next(self._starts, (0, None))
             before = self.least_ns()
             if start is not None:
                 if self._may_be_best(fold, run):
-                    self._searches[fold].begin(start, self._moves(fold, FIRST_WORK))
+                    self._searches[fold].begin(start, self._moves(fold, FIRST_WORK, part))
             elif idle < MOST_IDLE and (near := self._near()):
                 idle, turn = idle + 1, turn + 1
                 fold = near[turn % len(near)]
-                self._searches[fold].improve(self._moves(fold, WORK))
-                idle = idle if self.least_ns() == before else 0
+                self._searches[fold].improve(self._moves(fold, WORK, part))
             else:
                 break
-            needed = OPERATION_S * self._operations(1)
-            if start is None and clock.seconds() - ended > REST * needed:
+            if self.least_ns() != before:
+                idle, needed = 0, self._needed_s()
+            if start is None and run.clock.seconds() - ended > REST * needed:
                 yield from self._lay_out(run)
-                ended = clock.seconds()
+                ended = run.clock.seconds()
         yield from self._lay_out(run)
+
+    def _needed_s(self) -> float:
+        """Return how long it takes to lay the best step out and check it, about, seconds."""
+        near = self._near()
+        if not near:
+            return 0.0
+        stages, turns = self._searches[near[0]].found()
+        # Most turns send something on, and chunks go round a ring twice.
+        chunks = 2 * near[0] * (near[0] - 1) * len(stages)
+        return OPERATION_S * (2 * len(turns) * near[0] + chunks)
 
     def _list_starts(self, seed: int) -> Iterator[tuple[int, Choice]]:
         """Yield placements to start from, of one fold after the other in turn."""
@@ -130,10 +149,13 @@ class PlacedFolds:
         gpus, count = len(self.problem.platform.gpus), self.problem.scope.microbatches or 1
         return 2 * min(len(self.problem.chain.layers), 4 * gpus // fold) * (count // fold)
 
-    def _moves(self, fold: int, work: int) -> int:
+    def _moves(self, fold: int, work: int, run: Run) -> int:
         """Return how many moves an annealing makes, and count them."""
-        gpus = len(self.problem.platform.gpus) // fold
-        moves = min(MOST_MOVES, max(1, work // (gpus * self._operations(fold))))
+        each = len(self.problem.platform.gpus) // fold * self._operations(fold)
+        moves, left = min(MOST_MOVES, work // each), run.remaining()
+        if left is not None:
+            moves = min(moves, int(MOST_AT_ONCE * left / (MOVE_S * each)))
+        moves = max(1, moves)
         if self._moves_left is not None:
             moves = min(moves, self._moves_left)
             self._moves_left -= moves
@@ -164,6 +186,9 @@ class PlacedFolds:
         """Yield the best step, if it is shorter than that of the run and was not yet."""
         near, best, count = self._near(), run.period(), self.problem.scope.microbatches or 1
         if not near or self.least_ns() == self._told_ns:
+            return
+        left = run.remaining()
+        if left is not None and left < self._needed_s():
             return
         fold, self._told_ns = near[0], self.least_ns()
         if best is not None and self._told_ns >= best * count:

@@ -161,7 +161,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
 def _place(placed: PlacedFolds, run: Run, share: float) -> None:
     """Move layers from GPU to GPU in a share of the time."""
     if COMPILATIONS["flush_search"].wait(run, late=False):
-        for plan in placed.propose(run.fork(run.workers, share)):
+        for plan in placed.propose(run, share):
             report_valid(plan, run)
 
 
