@@ -54,17 +54,15 @@ def solve(problem: Problem, run: Run) -> None:
         if not is_compiled(run):
             return
 
-        def start(number: int) -> Allocation | None:
-            # What comes when it comes would make runs with a limit of work differ.
-            timely = run.work_limit is None and relaxed
-            return relaxed.pop() if timely else next(order)
-
         def at_once() -> int:
             # What is free when the bounds are done would make runs with a limit of work differ.
             busy = run.work_limit is not None or prover.is_alive()
             return max(1, run.workers - busy)
 
-        for plan in LocalSearch(problem, run, run.workers).rounds(start, at_once):
+        # What comes when it comes would make runs with a limit of work differ.
+        news = relaxed if run.work_limit is None else None
+        search = LocalSearch(problem, run, run.workers)
+        for plan in search.rounds(lambda _number: next(order), at_once, news):
             run.report(plan)
 
 

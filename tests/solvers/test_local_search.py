@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
@@ -150,7 +151,16 @@ def test_nothing_is_given_up_that_is_within_the_limit(
 
 
 @pytest.mark.parametrize(
-    "params", [{"placements": 0}, {"drops": ()}, {"drops": (1.0,)}, {"cold": 0.0}, {"hot": 1e-9}]
+    "params",
+    [
+        {"placements": 0},
+        {"shortest": 0},
+        {"part": 0},
+        {"drops": ()},
+        {"drops": (1.0,)},
+        {"cold": 0.0},
+        {"hot": 1e-9},
+    ],
 )
 def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InputError):
@@ -207,6 +217,34 @@ def test_what_is_compiled_makes_no_array() -> None:
 
     with pytest.raises(NumbaError):
         make(3)
+
+
+def test_annealings_with_recompute_are_longer_the_more_was_looked_at() -> None:
+    chain, platform = Chain(layers=(UNIT,) * 9), Platform(2, 10**6)
+    lengths: dict[bool, list[int]] = {}
+    for recompute in (False, True):
+        scope = replace(GENERAL, recompute=recompute)
+        problem = Problem(chain=chain, platform=platform, scope=scope)
+        search = LocalSearch(problem, Run(problem), 1)
+        assert search._steps(longest=True) == 400_000
+        lengths[recompute] = []
+        for search.placements in (0, 8_000 * 16, 24_000 * 16, 10**9):
+            lengths[recompute].append(search._steps(longest=False))
+    assert lengths == {False: [400_000] * 4, True: [8_000, 8_000, 24_000, 400_000]}
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_what_somebody_else_finds_meanwhile_is_a_start_once(known: int) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
+    run = Run(problem, work_limit=60_000)
+    run.begin("general")
+    whole = [Stage(layers=(0, 59), gpus=(0,))]
+    asked: list[int] = []
+    news: deque[Sequence[Stage]] = deque([whole] * known)
+    for plan in LocalSearch(problem, run, 2).rounds(asked.append, lambda: 1, news):
+        run.report(plan)
+    assert not news
+    assert asked[0] == known
 
 
 def test_a_start_of_more_stages_than_it_has_room_for_is_passed_over() -> None:

@@ -7,6 +7,7 @@ same number of workers and no time limit goes the same way.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -65,9 +66,15 @@ class LocalSearchParams:
     Parameters
     ----------
     placements : int
-        Of one annealing, which then takes a fraction of a second.
+        Of one annealing at most, which then takes a fraction of a second.
     placements_times_layers : int
         At most: those of long chains take longer.
+    shortest : int
+        Placements of the first annealing where layers may be recomputed.
+    part : int
+        A later one has this part there, as 1 / `part`, of all that were looked at before. So
+        annealings are short where there is little time, and it need not be known how much there
+        is. Without recompute such ones found longer plans at tight memory.
     drops : tuple of float
         How far below the best period an annealing looks, in turn: far ones leave local optima,
         near ones find what is there.
@@ -77,12 +84,15 @@ class LocalSearchParams:
 
     placements: int = 400_000
     placements_times_layers: int = 100_000_000
+    shortest: int = 8_000
+    part: int = 16
     drops: tuple[float, ...] = (0.02, 0.005, 0.05, 0.001)
     hot: float = 0.03
     cold: float = 0.0005
 
     def __post_init__(self) -> None:
-        if not (self.placements > 0 and self.placements_times_layers > 0 and self.drops):
+        counts = (self.placements, self.placements_times_layers, self.shortest, self.part)
+        if min(counts) < 1 or not self.drops:
             raise InputError("no work", field="placements", way_out="Give at least 1, and a drop")
         if not 0 < self.cold <= self.hot:
             raise InputError(
@@ -180,6 +190,7 @@ class LocalSearch:
         self,
         starts: Callable[[int], Sequence[Stage] | None],
         at_once: Callable[[], int] | None = None,
+        news: deque[Sequence[Stage]] | None = None,
     ) -> Iterator[Plan]:
         """Yield each plan that is better than the best of the run, until it is stopped.
 
@@ -190,14 +201,19 @@ class LocalSearch:
         at_once : callable, optional
             Returns how many annealings the next round has, at most one for each worker. Default:
             one for each.
+        news : deque, optional
+            Stages that somebody else finds meanwhile. Each is taken from it once, the last first,
+            and has an annealing as long as any may be: a short one would not leave much of it.
         """
-        number = 0
+        number, news = 0, deque() if news is None else news
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            while (steps := self._steps()) and not self._is_done():
-                stop = np.zeros(1, dtype=np.int64)
-                open_for = self._open_for()
-                if not open_for:
+            while not self._is_done():
+                # All of a round are as long as one of them is, since they wait for each other.
+                is_new = bool(news)
+                steps, open_for = self._steps(longest=is_new), self._open_for()
+                if not (steps and open_for):
                     return
+                stop = np.zeros(1, dtype=np.int64)
                 tasks = []
                 workers = self.workers[: at_once() if at_once else None]
                 for worker in workers:
@@ -205,7 +221,8 @@ class LocalSearch:
                     choice = np.random.default_rng([self.run.seed, number, 1])
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
                     plan = self.params.schedule(number, steps, self._low(k))
-                    self._prepare(worker, starts(number), plan, k)
+                    begin = news.pop() if is_new and news else starts(number)
+                    self._prepare(worker, begin, plan, k)
                     draw = np.random.default_rng([self.run.seed, number])
                     tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
                     number += 1
@@ -243,10 +260,12 @@ class LocalSearch:
             tables = tables._replace(sparing=0.0)
         return tables
 
-    def _steps(self) -> int:
+    def _steps(self, *, longest: bool) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
         limit, params = self.run.work_limit, self.params
         steps = min(params.placements, params.placements_times_layers // self.tables.layers)
+        if self.tables.recompute and not longest:
+            steps = min(steps, max(params.shortest, self.placements // params.part))
         if limit is None:
             return steps
         return min(steps, (limit - self.placements) // len(self.workers))
