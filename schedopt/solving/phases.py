@@ -50,16 +50,16 @@ ORDER: Final[dict[Allocation, tuple[str, ...]]] = {
 }
 """In which order freedoms are added: of a general allocation the pattern is polished last."""
 WEIGHTS: Final = {
-    "general": 6.0,
-    "general_cpsat": 2.0,
-    "thinned": 0.25,
+    "general": 24.0,
+    "general_cpsat": 8.0,
+    "thinned": 0.5,
     "periodic": 1.0,
     "contiguous_cpsat": 1.0,
-    "step": 1.0,
-    "training_step": 1.0,
+    "step": 4.0,
+    "training_step": 4.0,
 }
 """How those that search share the time that is left; the others are quick."""
-WEIGHTS_OF_STARTS: Final = {"general": 0.5}
+WEIGHTS_OF_STARTS: Final = {"general": 2.0}
 """The weight of a search that a later phase repeats with one freedom more: it finds a start.
 
 The later one needs it little, since it looks without the freedom half of the time itself.
@@ -72,7 +72,7 @@ REPLICATED_SOLVER: Final = "replicated"
 """What deals the micro-batches of the steady state to replicas; no other one does."""
 TRAINING_SOLVER: Final = "training_step"
 """What answers a step that ends with the update of its weights."""
-WEIGHT_OF_WHAT_IF: Final = 0.25
+WEIGHT_OF_WHAT_IF: Final = 1.0
 """The weight of a freedom that is not allowed, to say what it would give."""
 
 

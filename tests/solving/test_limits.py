@@ -252,7 +252,7 @@ def test_what_runs_side_by_side_has_the_share_of_its_phase(
         return look
 
     monkeypatch.setattr(portfolio, "load_solver", load)
-    # Weights: 6 of the search, 1 of orders, and a quarter of what is not allowed.
+    # Weights: 24 of the search, 1 of orders, and 1 of what is not allowed.
     solve(CHAIN, PLATFORM, scope=Scope(allocation="general", memory="peak"), time_limit=1000)
-    assert 1000 * 6 / 7.25 - 20 < left["general"] <= 1000 * 6 / 7.25
+    assert 1000 * 24 / 26 - 20 < left["general"] <= 1000 * 24 / 26
     assert abs(left["general_cpsat"] - left["general"]) < 20
