@@ -12,9 +12,9 @@ that no GPU lacks work.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise, product
 from math import inf
@@ -61,6 +61,8 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
     found: list[tuple[int, int, _Loop, list[Turn]]] = []
 
     def look(loop: _Loop, order: int, deeper: float) -> None:
+        if looking.stopped() or run.settled():
+            return
         limit = min(_limit_ns(run), found[0][0] * NEAR if found else inf)
         if loop.work_ns < limit and loop.least_ns < limit and loop.in_flight(deeper):
             step = _Simulation(loop, order).run(loop.in_flight(deeper), limit)
@@ -69,12 +71,8 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
                 found.sort(key=lambda row: row[:2])
 
     for loop in sorted(_list_loops(problem, run.remaining()), key=lambda loop: loop.filled_ns):
-        if looking.stopped() or run.settled():
-            break
         look(loop, *WAYS[0])
     for loop, way in product([row[2] for row in found[:MOST_VARIED]], WAYS[1:]):
-        if looking.stopped() or run.settled():
-            break
         look(loop, *way)
     for step_ns, _, loop, turns in sorted(found, key=lambda row: row[:2])[:MOST_LAID_OUT]:
         left = run.remaining()
@@ -91,9 +89,9 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
 
 def _limit_ns(run: Run) -> float:
     """Return from which length on a step is of no use, ns."""
-    best, other = run.best(), run.cutoff()
-    known = [] if best is None else [best.pattern.period_total_ns]
-    return min([*known, *([] if other is None else [other])], default=inf)
+    best = run.best()
+    known = [run.cutoff(), None if best is None else best.pattern.period_total_ns]
+    return min((length for length in known if length is not None), default=inf)
 
 
 def _list_loops(problem: Problem, seconds: float | None) -> Iterator[_Loop]:
@@ -102,7 +100,13 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[_Loop]:
     count, gpus, body = scope.microbatches or 1, len(platform.gpus), len(chain.layers) - 1
     if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied:
         return
-    cuts = _Cuts(problem)
+
+    @cache
+    def cut(tensor: int, stages: int, shared: int) -> list[Cut]:
+        own = problem.in_group(tensor)
+        begin = len(own.layers) - shared
+        return [*balanced_cuts(replace(own, layers=own.layers[:begin]), stages), (begin, body)]
+
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
     for tensor, ranks in product(problem.degrees, range(2, min(gpus, body) + 1)):
         fold, rest = divmod(gpus, ranks * tensor)
@@ -120,21 +124,7 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[_Loop]:
             # The first layer may take next to no time.
             for shared in sorted({1, 1 + body % ranks, 1 + (body - 1) % ranks}):
                 if ranks * loops <= body + 1 - shared:
-                    yield _Loop(problem, cuts, ranks, tensor, loops, shared, fold, inside)
-
-
-class _Cuts:
-    """The cuts of a chain into a number of stages, balanced, and one of the last layers."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.of = cache(self._cut)
-
-    def _cut(self, tensor: int, stages: int, shared: int) -> list[Cut]:
-        chain = self.problem.in_group(tensor)
-        begin = len(chain.layers) - shared
-        body = replace(chain, layers=chain.layers[:begin])
-        return [*balanced_cuts(body, stages), (begin, begin + shared - 1)]
+                    yield _Loop(problem, cut, ranks, tensor, loops, shared, fold, inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +134,8 @@ class _Loop:
     Parameters
     ----------
     problem : Problem
-    cuts : _Cuts
+    cut : callable
+        Returns balanced cuts in groups of a size into so many stages, and one of the last layers.
     ranks : int
         p.
     tensor : int
@@ -160,7 +151,7 @@ class _Loop:
     """
 
     problem: Problem
-    cuts: _Cuts
+    cut: Callable[[int, int, int], list[Cut]]
     ranks: int
     tensor: int
     loops: int
@@ -176,7 +167,7 @@ class _Loop:
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, with the GPUs of all parts."""
-        cuts = self.cuts.of(self.tensor, self.ranks * self.loops, self.shared)
+        cuts = self.cut(self.tensor, self.ranks * self.loops, self.shared)
         sharded = self.problem.scope.shard != "none"
         return [
             Stage(
@@ -229,10 +220,7 @@ class _Loop:
 
     @cached_property
     def room(self) -> list[int]:
-        """What each rank has beside its weights, for what is in flight, bytes.
-
-        Less a few tensors that come to it before they are read.
-        """
+        """What a rank has beside weights, and a few tensors that come before they are read."""
         layers = self.problem.in_group(self.tensor).layers
         largest = max(layer.activation_bytes for layer in layers)
         workspace = max(layer.workspace_bytes or 0 for layer in layers)
@@ -299,10 +287,8 @@ class _Loop:
         if replicas == 1:
             return update
         ends = sorted(one.gpus)
-        sent = (
-            sum(layer.gradient_bytes or 0 for layer in own),
-            sum(layer.parameter_bytes or 0 for layer in own),
-        )
+        names = "gradient_bytes", "parameter_bytes"
+        sent = (sum(getattr(layer, name) or 0 for layer in own) for name in names)
         rounds = (
             max(
                 platform.transfer_ns(-(-count // replicas), *pair, self.tensor)
@@ -327,7 +313,6 @@ class _Simulation:
 
     loop: _Loop
     order: int
-    turns: list[Turn] = field(default_factory=list)
 
     def urgency(self, kind: Kind, stage: int, i: int) -> tuple[int, int, int]:
         """Return a key of an operation, the least of which goes first."""
@@ -338,22 +323,15 @@ class _Simulation:
         return (1, i, 0) if self.order else (1, -stage, i)
 
     def run(self, in_flight: int, limit: float) -> tuple[int, list[Turn]] | None:
-        """Return how long the step takes about, ns, and its turns.
-
-        None if it does not fit, or is not below the limit.
-        """
+        """Return about how long the step takes, ns, and its turns; None from the limit on."""
         loop, ranks, last = self.loop, self.loop.ranks, len(self.loop.stages) - 1
         lengths, trips, kept = loop.lengths, loop.trips, loop.kept
         ready: list[list[tuple[tuple[int, int, int], Kind, int, int]]] = [[] for _ in range(ranks)]
-        events: list[tuple[int, int, bool, Kind, int, int]] = []
+        events: list[tuple[int, int, bool, Kind, int, int]]
         busy, sends, receives, room = [False] * ranks, [0] * ranks, [0] * ranks, [*loop.room]
-        ended = [0] * (last + 1)
-        turns: list[Turn] = []
-        entered = min(in_flight, loop.count)
-        now = number = 0
-        for i in range(entered):
-            events.append((0, number, False, "F", 0, i))
-            number += 1
+        ended, turns = [0] * (last + 1), list[Turn]()
+        now, number, entered = 0, in_flight, in_flight
+        events = [(0, i, False, "F", 0, i) for i in range(entered)]
         while events:
             now = events[0][0]
             touched = set()

@@ -53,7 +53,7 @@ FIRST_SHARE_OF_PLACED: Final = 0.5
 SHARE_OF_PLACED: Final = 0.7
 """Of the time left in the end, for the same."""
 MOST_OF_LOOPS: Final = 0.3
-"""Of the time that is left by then, for looped pipelines."""
+"""Of the time, for looped pipelines, before all else."""
 SHARE_OF_ENGINES: Final = 0.5
 """Of the time of a single worker, for better steps of engines, where those are ahead."""
 SHARE_BEHIND: Final = 1 / 7
@@ -121,11 +121,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
         _prove(with_halves(step), run)
-    if anywhere:
-        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
-            report_valid(plan, run)
-    if step is not None and not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
-        searches += _begin(step, run)
+        if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
+            searches += _begin(step, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         # They begin from contiguous stages, too.
         for one in searches:

@@ -190,11 +190,9 @@ class ListScheduler:
         *,
         after: Iterable[Named],
         priority: int = 0,
-    ) -> Operation | Collective:
-        """Add something that takes so long, and all of these resources at once; return it."""
-        task = Task(item, -1, tuple(resources), length_ns, list(after), 0, priority)
-        self._add(task, [item])
-        return item
+    ) -> None:
+        """Add something that takes so long, and all of these resources at once."""
+        self._add(Task(item, -1, tuple(resources), length_ns, list(after), 0, priority), [item])
 
     def _add(self, task: Task, names: Iterable[Named]) -> None:
         if len(self._tasks) >= MOST_EVENTS:
