@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import geometric_mean
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from schedopt import Problem, Profile, Variant
+from schedopt import Chain, Layer, Platform, Problem, Profile, Variant
+from schedopt.chain import STATE_BYTES
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.sizes import steps_of_sizes
 from schedopt.stage import SHARDS
@@ -19,6 +20,7 @@ from tests.solvers.test_training_step import in_parts
 from tests.solvers.training_steps import training_steps
 
 DEGREES = (1, 2)
+PARTS = 12
 SAMPLES = (1, 2)
 
 
@@ -45,9 +47,45 @@ def steps_of_profiles(draw: st.DrawFn) -> list[Problem]:
     return steps_of_sizes(Profile(variants=tuple(variants)), asked.platform, batch, scope)
 
 
+def without_rounding(problem: Problem) -> Problem:
+    """Return a problem in units of a byte and a nanosecond that up to four replicas cut evenly.
+
+    All layers have a gradient and weights, and links two directions. What `behind_ns` of a stage
+    leaves out is a bound's slack, no better step: that a share of an update is rounded up, that
+    what has no bytes takes its latency, and that two replicas share a half-duplex link.
+    """
+    problem = in_parts(replace(problem, **_in_parts_of_time(problem)), PARTS)
+    link = problem.platform.link
+    if link is None:
+        return problem
+    platform = Platform(
+        problem.platform.gpus,
+        bandwidth=link.bandwidth_bytes_per_s // PARTS,
+        latency=PARTS * link.latency_ns,
+        duplex="full",
+    )
+    return replace(problem, platform=platform)
+
+
+def _in_parts_of_time(problem: Problem) -> dict[str, Any]:
+    def longer(chain: Chain) -> Chain:
+        return replace(chain, layers=tuple(map(_longer, chain.layers)))
+
+    others = [replace(one, chain=longer(one.chain)) for one in problem.variants]
+    return {"chain": longer(problem.chain), "variants": tuple(others)}
+
+
+def _longer(one: Layer) -> Layer:
+    sizes = {name: max(1, getattr(one, name) or 0) for name in STATE_BYTES[:2]}
+    added = sum(sizes.values()) - sum(getattr(one, name) or 0 for name in sizes)
+    times = ("forward_ns", "backward_ns", "update_ns")
+    changed: dict[str, Any] = sizes | {name: PARTS * (getattr(one, name) or 0) for name in times}
+    return replace(one, weight_bytes=one.weight_bytes + added, **changed)
+
+
 def compare(problems: list[Problem]) -> float | None:
     """Return what the search makes of all choices over the least of all; None where none fits."""
-    problems = [in_parts(one, 12) for one in problems]
+    problems = [*map(without_rounding, problems)]
     least = [found for one in problems if (found := least_step(one)) is not None]
     fitting = [one for one in problems if holds(step_data(one))]
     if not fitting:
@@ -72,6 +110,4 @@ def test_the_joint_choice_is_that_of_looking_at_everything(examples: int) -> Non
 
     collect()
     assert len(ratios) >= 0.6 * examples
-    assert min(ratios) == 1
-    assert ratios.count(1) >= 0.7 * len(ratios)
-    assert geometric_mean(ratios) < 1.03, sorted(ratios)
+    assert set(ratios) == {1}, sorted(ratios)
