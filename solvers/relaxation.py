@@ -38,6 +38,9 @@ TIME_GROWTH: Final = 4
 """Growth factor of the time limit per retry."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
+COARSE: Final = 3
+"""Where a period has no answer, and less than one of so many parts of the gap to the best plan is
+left below it, there is more time for each at once: most is gained where most is open."""
 MOST_LOST: Final = 3
 """Give up on an allocation after this many inconclusive queries."""
 
@@ -111,8 +114,9 @@ def one_by_one(problem: Problem) -> Problem:
 class _Search:
     """The bisection, with little time for each period at first, and then again with more.
 
-    After a question without an answer a longer period is asked for, for an allocation to start
-    from, until `MOST_LOST` of these have none either.
+    After a question without an answer a longer period is asked for, if there is no allocation to
+    start from, until `MOST_LOST` of these have none either. Then shorter ones, until there is more
+    time for all that were not answered: see `COARSE`.
 
     Attributes
     ----------
@@ -172,6 +176,9 @@ class _Search:
             longer = period_between(self.high, self.fits, scope)
             if longer is not None and longer not in self.asked:
                 return longer
+        waits = self.is_open and self.patience_s < LAST_LIMIT_S
+        if waits and COARSE * (self.high - self.low) < self.fits - self.low:
+            return None
         period = period_between(self.low, self.high, scope)
         if period is None and self.high == best:
             last = period_below(best, scope)
@@ -205,7 +212,7 @@ class _Search:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.is_open = True
             self.lost += period > self.high
-            self.seeking, self.high = True, min(self.high, period)
+            self.seeking, self.high = not found, min(self.high, period)
             return found
         self.fits = min(self.fits, period)
         self.high = min(self.high, period)

@@ -35,6 +35,7 @@ from schedopt.solvers.relaxation import (
 )
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.bounds.linked import linked_problems
@@ -170,6 +171,27 @@ def test_what_takes_long_is_asked_again_with_more_time(monkeypatch: pytest.Monke
     assert found
     assert patience == sorted(patience)
     assert patience[0] < LAST_LIMIT_S == patience[-1]
+
+
+def test_the_far_part_of_a_gap_waits_for_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[float, list[Fraction]] = {}
+    chain = Chain(layers=(layer(500, 500), layer(400, 600), layer(300, 300)))
+    problem = Problem(chain=chain, platform=Platform(3, 1), scope=GENERAL)
+    here = tuple(Stage(layers=(one, one), gpus=(one,)) for one in range(3))
+
+    def slow(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[Stage, ...]]:
+        asked.setdefault(most_s, []).append(model.scaled.period)
+        return int(cp_model.UNKNOWN), here
+
+    monkeypatch.setattr(relaxation, "decide", slow)
+    longest = one_after_the_other_ns(problem)
+    relaxed(problem)
+    *brief, last = asked.values()
+    # From 999 ns, less than the first layer takes, to 3,800 ns. As there is an allocation, no
+    # longer period is asked for; the gap is halved, until less than a third of it is left.
+    assert longest == 3800
+    assert brief == [[longest, 2399, 1699]] * 2
+    assert last[:5] == [longest, 2399, 1699, 1349, 1174]
 
 
 def test_weights_that_cannot_be_shared_evenly() -> None:
