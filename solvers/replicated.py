@@ -34,7 +34,7 @@ from schedopt.rule import Rule
 from schedopt.solvers import contiguous
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
 from schedopt.solving.local_search.compilation import COMPILATIONS
-from schedopt.solving.replicas.stages import read_machine
+from schedopt.solving.replicas.machine import read_machine
 from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.requirements import refuse_stages, refuse_unsupported
 from schedopt.solving.run import Run

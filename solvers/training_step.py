@@ -90,7 +90,8 @@ def solve(problem: Problem, run: Run) -> None:
 
 def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     """Look for steps of all kinds one after the other; of engines only if it is said."""
-    from schedopt.solving.replicas.stages import find_fold, read_machine, read_step, with_halves
+    from schedopt.solving.replicas.machine import read_machine
+    from schedopt.solving.replicas.stages import find_fold, read_step, with_halves
     from schedopt.solving.replicas.step_bound import fits
 
     scope, compilation = problem.scope, COMPILATIONS["replicas"]

@@ -13,7 +13,8 @@ from schedopt.account import fits
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas.layout import lay_out
-from schedopt.solving.replicas.stages import read_machine, read_step
+from schedopt.solving.replicas.machine import read_machine
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.stage import SHARDS
 from tests.budgets import trials

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.bounds.recompute_table import PRICES, RecomputeTable
 from schedopt.errors import InputError
-from schedopt.network import Link
 from schedopt.problem import Problem
 from schedopt.solving.replicas.arrays import (
     LAYERED,
@@ -27,6 +26,7 @@ from schedopt.solving.replicas.arrays import (
 )
 from schedopt.solving.replicas.copies import least_copy_trips, trip_ns
 from schedopt.solving.replicas.layered import passing_bytes, tabulate
+from schedopt.solving.replicas.machine import degrees_of, lanes_of_card, read_machine, width_of
 from schedopt.stage import SHARDS
 
 MOST_LAYERED: Final = 4_000_000
@@ -49,7 +49,7 @@ def find_fold(problem: Problem) -> int:
         return 1
     # Groups of more GPUs fill a node with fewer replicas.
     width = 1 if machine.node == machine.gpus else machine.node
-    unit = max(1, width // max(_degrees(problem, machine)))
+    unit = max(1, width // max(degrees_of(problem, machine)))
     for fold in sorted({1, *problem.replica_counts}):
         gpus, rest = divmod(machine.gpus, fold)
         if not rest and gpus <= MOST_GPUS and gpus % width == 0:
@@ -67,7 +67,7 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     if machine is None:
         return None
     assert count is not None
-    degrees, whole = _degrees(problem, machine), machine
+    degrees, whole = degrees_of(problem, machine), machine
     if fold > 1:
         machine = machine._replace(gpus=machine.gpus // fold, copies=fold)
         machine = machine._replace(node=min(machine.node, machine.gpus))
@@ -86,7 +86,7 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
         option
         for option in options
         if (fold == 1 or option.shard < LAYERED)
-        and (whole.node == whole.gpus or whole.node % _width(whole, degrees[option.group]) == 0)
+        and (whole.node == whole.gpus or whole.node % width_of(whole, degrees[option.group]) == 0)
     ]
     if not options:
         return None
@@ -99,17 +99,6 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
         options=tuple(options),
         least_options=tuple(least),
     )
-
-
-def _degrees(problem: Problem, machine: Machine) -> list[int]:
-    """Return the sizes of tensor groups that a node holds, ascending."""
-    return [tensor for tensor in problem.degrees if tensor <= machine.node]
-
-
-def _width(machine: Machine, tensor: int) -> int:
-    """Return how many GPUs lie in one node: a tensor group, or several that run together."""
-    width = tensor * machine.together
-    return width if width <= machine.node else tensor
 
 
 def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Iterator[int]:
@@ -156,42 +145,9 @@ def _shards(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     return [*levels[:-1], *range(LAYERED, most + 1), most + WAITING]
 
 
-def read_machine(problem: Problem) -> Machine | None:
-    """Return the GPUs and links of a problem; None where some differ from others."""
-    platform, network = problem.platform, problem.platform.network
-    gpus, room = len(platform.gpus), platform.gpus[0].usable_bytes
-    together = problem.chain.together
-    if len(set(platform.gpus)) > 1:
-        return None
-    if network is None:
-        link = _describe(platform.link)
-        return Machine(gpus, gpus, room, link, link, together=together)
-    nodes = [node for node in network.nodes if node.gpus]
-    if len(nodes) == 1:
-        link = _describe(nodes[0].link)
-        return Machine(gpus, gpus, room, link, link, together=together)
-    sizes = {node.gpus for node in nodes}
-    inside = {node.link for node in nodes} if sizes != {1} else {None}
-    between = {link for _, link in network.paths()}
-    cards = {network.cards_of(number) for number, node in enumerate(network.nodes) if node.gpus}
-    several = len(cards) > 1
-    if len(sizes) > 1 or len(inside) > 1 or len(between) > 1 or (several and max(cards) > 1):
-        return None
-    node, count = sizes.pop(), 0 if several else cards.pop()
-    ways = _describe(inside.pop()), _describe(between.pop())
-    card = node // count if count else 0
-    return Machine(gpus, node, room, *ways, card=card, together=together)
-
-
-def _describe(link: Link | None) -> tuple[int, int, int]:
-    if link is None:
-        return 0, 0, 1
-    return link.latency_ns, link.bandwidth_bytes_per_s, int(link.duplex == "full")
-
-
 def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], count: int) -> Costs:
     """Return what stages cost in tensor groups of all sizes, for steps of some micro-batches."""
-    degrees = _degrees(problem, machine)
+    degrees = degrees_of(problem, machine)
     groups = [
         _read_sums(problem, machine, tensor) | _read_recompute(problem, count, tensor, len(degrees))
         for tensor in degrees
@@ -288,7 +244,7 @@ def _without_gradients(layered: Layered) -> Layered:
 def _read_sums(problem: Problem, machine: Machine, tensor: int) -> dict[str, Array]:
     """Return what `Costs` knows of a chain in tensor groups of some size, by its names."""
     layers, gpu = problem.in_group(tensor).layers, problem.platform.gpus[0]
-    degrees = _degrees(problem, machine)
+    degrees = degrees_of(problem, machine)
     sent = [layer.activation_bytes for layer in layers[:-1]]
     forward = [gpu.duration_ns(layer.forward_ns) for layer in layers]
     saved = [layer.saved for layer in layers]
@@ -381,17 +337,6 @@ def _read_recompute(
         prices[place], lengths[place], sizes[place] = table.priced(count)
     numbers = np.array(counts, dtype=np.int64)
     return {"counts": numbers, "prices": prices, "lengths": lengths, "sizes": sizes}
-
-
-def lanes_of_card(machine: Machine, tensor: int) -> int:
-    """Return how many GPUs of a tensor group share a network card, at least on some card.
-
-    A group may begin anywhere in a node, with one GPU on its first card and one on its last.
-    """
-    if machine.card == 0 or tensor == 1:
-        return tensor
-    cards = min(machine.node // machine.card, (tensor - 2) // machine.card + 2)
-    return -(-tensor // cards)
 
 
 def _trips(sent: Sequence[int], link: tuple[int, int, int]) -> Array:

@@ -16,7 +16,8 @@ from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Costs
 from schedopt.solving.replicas.costs import describe_stages, least_share_ns, recompute_ns, sent_ns
 from schedopt.solving.replicas.least_spans import behind_link, next_span
-from schedopt.solving.replicas.stages import read_costs, read_machine
+from schedopt.solving.replicas.machine import read_machine
+from schedopt.solving.replicas.stages import read_costs
 from schedopt.solving.replicas.step_bound import least_makespan
 from schedopt.solving.run import Run
 from tests.solvers.step_searches import step_data
