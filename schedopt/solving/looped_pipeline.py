@@ -1,0 +1,205 @@
+"""A looped pipeline: where its stages lie, and what they take and hold.
+
+Stage s lies on rank s mod p (Lamy-Poirier 2023), and the last one on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
+
+from schedopt.bounds.recomputation import held_bytes
+from schedopt.cuts import Cut, balanced_cuts
+from schedopt.problem import Problem
+from schedopt.stage import Stage
+
+
+class Cuts:
+    """The cuts of a chain into a number of stages, balanced, and one of the last layers."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.of = cache(self._cut)
+
+    def _cut(self, tensor: int, stages: int, shared: int) -> list[Cut]:
+        chain = self.problem.in_group(tensor)
+        begin = len(chain.layers) - shared
+        body = replace(chain, layers=chain.layers[:begin])
+        return [*balanced_cuts(body, stages), (begin, begin + shared - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A fold of parts, in each of which the stages go round p ranks.
+
+    Parameters
+    ----------
+    problem : Problem
+    cuts : Cuts
+    ranks : int
+        p.
+    tensor : int
+        GPUs of a group.
+    loops : int
+        Stages of each rank, beside its share of the last one.
+    shared : int
+        Layers of the last stage, which lies on all ranks.
+    fold : int
+        Parts.
+    inside : bool
+        Whether the GPUs of a part lie in a row; else those of a rank do.
+    """
+
+    problem: Problem
+    cuts: Cuts
+    ranks: int
+    tensor: int
+    loops: int
+    shared: int
+    fold: int
+    inside: bool
+
+    @property
+    def count(self) -> int:
+        """Micro-batches of a part."""
+        return (self.problem.scope.microbatches or 1) // self.fold
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages, with the GPUs of all parts."""
+        cuts = self.cuts.of(self.tensor, self.ranks * self.loops, self.shared)
+        sharded = self.problem.scope.shard != "none"
+        return [
+            Stage(
+                layers=cut,
+                gpus=tuple(self._gpu(rank, part) for rank in ranks for part in range(self.fold)),
+                shard="optimizer" if sharded and len(ranks) * self.fold > 1 else "none",
+                tensor=self.tensor,
+            )
+            for cut, ranks in zip(cuts, map(self.ranks_of, range(len(cuts))), strict=True)
+        ]
+
+    def ranks_of(self, stage: int) -> range:
+        """Return the ranks that have a stage."""
+        if stage == self.ranks * self.loops:
+            return range(self.ranks)
+        return range(stage % self.ranks, stage % self.ranks + 1)
+
+    def _gpu(self, rank: int, part: int) -> int:
+        place = part * self.ranks + rank if self.inside else rank * self.fold + part
+        return self.tensor * place
+
+    @cached_property
+    def lengths(self) -> list[tuple[int, int]]:
+        """How long forward and backward of each stage take, ns."""
+        gpu, layers = self.problem.platform.gpus[0], self.problem.in_group(self.tensor).layers
+        return [
+            (
+                sum(gpu.duration_ns(layers[n].forward_ns) for n in stage.layer_range),
+                sum(gpu.duration_ns(layers[n].backward_ns) for n in stage.layer_range),
+            )
+            for stage in self.stages
+        ]
+
+    @cached_property
+    def trips(self) -> list[int]:
+        """How long an activation, or its gradient, takes from each stage to the next one, ns."""
+        layers = self.problem.in_group(self.tensor).layers
+        return [
+            self.problem.platform.transfer_ns(
+                layers[one.last].activation_bytes, one.gpus[0], other.gpus[-self.fold], self.tensor
+            )
+            for one, other in pairwise(self.stages)
+        ]
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """What each stage keeps of a micro-batch in flight, bytes."""
+        chain = self.problem.in_group(self.tensor)
+        return [sum(held_bytes(chain, one.layer_range, ()).values()) for one in self.stages]
+
+    @cached_property
+    def room(self) -> list[int]:
+        """What each rank has beside its weights, for what is in flight, bytes.
+
+        Less a few tensors that come to it before they are read.
+        """
+        layers = self.problem.in_group(self.tensor).layers
+        largest = max(layer.activation_bytes for layer in layers)
+        workspace = max(layer.workspace_bytes or 0 for layer in layers)
+        usable = self.problem.platform.gpus[0].usable_bytes
+        room = [usable - workspace - 2 * self.loops * largest] * self.ranks
+        for number, stage in enumerate(self.stages):
+            own = [layers[n] for n in stage.layer_range]
+            optimizer = sum(layer.optimizer_bytes or 0 for layer in own)
+            spared = 0 if stage.shard == "none" else optimizer - -(-optimizer // len(stage.gpus))
+            for rank in self.ranks_of(number):
+                room[rank] -= sum(layer.weight_bytes for layer in own) - spared
+        return room
+
+    def in_flight(self, deeper: float) -> int:
+        """Return so many times the micro-batches of which each rank can hold all; 0 if none."""
+        whole = [0] * self.ranks
+        for number, kept in enumerate(self.kept):
+            ranks = self.ranks_of(number)
+            for rank in ranks:
+                whole[rank] += -(-kept // len(ranks))
+        most = min(
+            max(0, room) // kept if kept else self.count if room >= 0 else 0
+            for room, kept in zip(self.room, whole, strict=True)
+        )
+        return min(self.count, max(1, int(deeper * most)) if most else 0)
+
+    @cached_property
+    def work_ns(self) -> int:
+        """How long all work takes, shared evenly by all GPUs, ns."""
+        return self.count * self._total_ns // self.ranks
+
+    @property
+    def filled_ns(self) -> int:
+        """About what `least_ns` is, which takes cuts to be known."""
+        return self.work_ns + self._total_ns * (self.ranks - 1) // (self.ranks * self.loops)
+
+    @cached_property
+    def _total_ns(self) -> int:
+        """How long one micro-batch takes in a group, ns."""
+        gpu, layers = self.problem.platform.gpus[0], self.problem.in_group(self.tensor).layers
+        return sum(gpu.duration_ns(one.forward_ns + one.backward_ns) for one in layers)
+
+    @cached_property
+    def least_ns(self) -> int:
+        """What no step beats, ns: the way to a rank, all of its work, and the way back."""
+        way = [*accumulate(map(sum, self.lengths), initial=0)]
+        return max(self.count * work + way[rank] for rank, work in enumerate(self._work()))
+
+    def _work(self) -> list[int]:
+        """Return how long a rank works on a micro-batch on average, ns."""
+        work = [0] * self.ranks
+        for number, length in enumerate(map(sum, self.lengths)):
+            ranks = self.ranks_of(number)
+            for rank in ranks:
+                work[rank] += length // len(ranks)
+        return work
+
+    def behind_ns(self, stage: int) -> int:
+        """Return how long it takes about to apply the gradients of a stage, ns: two rings."""
+        one, platform = self.stages[stage], self.problem.platform
+        layers = self.problem.in_group(self.tensor).layers
+        own, replicas = [layers[n] for n in one.layer_range], len(one.gpus)
+        update = -(-sum(layer.update_ns or 0 for layer in own) // replicas)
+        if replicas == 1:
+            return update
+        ends = sorted(one.gpus)
+        sent = (
+            sum(layer.gradient_bytes or 0 for layer in own),
+            sum(layer.parameter_bytes or 0 for layer in own),
+        )
+        rounds = (
+            max(
+                platform.transfer_ns(-(-count // replicas), *pair, self.tensor)
+                for pair in ((ends[0], ends[1]), (ends[0], ends[-1]))
+            )
+            for count in sent
+        )
+        return update + (replicas - 1) * sum(rounds)
