@@ -5,8 +5,8 @@ Stage s lies on rank s mod p, so that each rank has layers from all over the cha
 own idle, and so would layers that are left over: they lie on all ranks, which take micro-batches in
 turn. The job is a fold, each part of which has a GPU or a tensor group on each rank. Either the
 GPUs of a part lie in a row, so that activations stay in a node and gradients go from node to node;
-or those of a rank do, and it is the other way round. Micro-batches are let in as memory allows, so
-that no GPU lacks work.
+or those of a rank do, and it is the other way round; then GPUs in a row may share sequences, too.
+Micro-batches are let in as memory allows, so that no GPU lacks work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_VARIED: Final = 6
 LOOPS: Final = (1, 2, 4)
 """Stages of a rank, beside the most that it can have."""
 MOST_OPERATIONS: Final = 60_000
-"""Of a part, that are looked at."""
+"""That are laid out, those of a part or of all."""
 SHARE: Final = 0.5
 """Of the time, for looking at loops; the rest is for laying out what was found."""
 MOST_LAID_OUT: Final = 3
@@ -52,9 +52,10 @@ NEARLY: Final = 1.002
 def propose(problem: Problem, run: Run) -> Iterator[Plan]:
     """Yield the best steps of looped pipelines, as far as they may be the shortest of all.
 
-    Some may not fit. There are none where layers are tied, or GPUs differ.
+    Some may not fit. There are none where layers are tied, GPUs differ, or share experts, of which
+    the replicas of the last stage would have too many copies.
     """
-    looking = run.fork(run.workers, SHARE)
+    looking, shared = run.fork(run.workers, SHARE), problem.chain.context > 1
     found: list[tuple[int, int, Loop, list[Turn]]] = []
 
     def look(loop: Loop, order: int, deeper: float) -> None:
@@ -75,15 +76,22 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
         look(loop, *way)
     for step_ns, _, loop, turns in sorted(found, key=lambda row: row[:2])[:MOST_LAID_OUT]:
         left = run.remaining()
+        # The parts of a fold have their own sequences.
+        parts = loop.fold if shared else 1
         if run.stopped() or NEARLY * step_ns >= _limit_ns(run):
             return
-        if left is not None and OPERATION_S * len(turns) > left:
+        if left is not None and OPERATION_S * parts * len(turns) > left:
             continue
         split = problem.scope.split_backward
         kinds: dict[Kind, tuple[Kind, ...]] = {"F": ("F",), "B": ("I", "W") if split else ("B",)}
-        every = ((one, stage, i) for kind, stage, i in turns for one in kinds[kind])
+        every = (
+            (one, stage, i * parts + part)
+            for kind, stage, i in turns
+            for one in kinds[kind]
+            for part in range(parts)
+        )
         with suppress(InputError, TooManyTasks):
-            yield lay_out_turns(problem, loop.stages, every, fold=loop.fold)
+            yield lay_out_turns(problem, loop.stages, every, fold=loop.fold // parts)
 
 
 def _limit_ns(run: Run) -> float:
@@ -97,19 +105,23 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
     """Yield all loops that can be laid out in so many seconds."""
     platform, chain, scope = problem.platform, problem.chain, problem.scope
     count, gpus, body = scope.microbatches or 1, len(platform.gpus), len(chain.layers) - 1
-    if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied:
+    if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied or chain.expert > 1:
         return
     cuts = Cuts(problem)
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
     for tensor, ranks in product(problem.degrees, range(2, min(gpus, body) + 1)):
         fold, rest = divmod(gpus, ranks * tensor)
         replicas = fold * ranks
-        if rest or count % replicas or node % tensor or replicas > (scope.replicas or replicas):
+        if rest or count % replicas or node % tensor or fold % chain.context:
             continue
-        for loops, inside in product(sorted({*LOOPS, body // ranks}), (True, False)):
+        if replicas > (scope.replicas or replicas):
+            continue
+        ways = (True, False) if chain.context == 1 else (False,)
+        laid_out = count // (fold if chain.context == 1 else 1)
+        for loops, inside in product(sorted({*LOOPS, body // ranks}), ways):
             width = tensor * (ranks if inside else fold)
             lies_in_nodes = width % node == 0 or node % width == 0
-            operations = 2 * (ranks * loops + 1) * (count // fold)
+            operations = 2 * (ranks * loops + 1) * laid_out
             if not lies_in_nodes or (fold == 1 and not inside) or operations > MOST_OPERATIONS:
                 continue
             if seconds is not None and OPERATION_S * operations > (1 - SHARE) * seconds:

@@ -44,15 +44,24 @@ def test_none_are_proposed_where_two_layers_do_not_fit() -> None:
 
 @st.composite
 def long_steps(draw: st.DrawFn) -> Problem:
-    """Draw the question for a step of four micro-batches on two or four GPUs, anywhere."""
+    """Draw the question for a step of four samples on two or four GPUs, anywhere.
+
+    GPUs may share sequences, or experts.
+    """
     asked = draw(
         training_steps(longest=6, degrees=(2,)).filter(lambda one: len(one.chain.layers) > 2)
     )
     gpus = [Gpu(memory_bytes=draw(st.integers(20, 100)))] * draw(st.sampled_from([2, 4]))
     scope = replace(asked.scope, allocation="general", replicas=None)
-    chain, platform = replace(asked.chain, same_gpu=()), asked.platform.with_gpus(gpus)
-    variants = [replace(one, chain=replace(one.chain, same_gpu=())) for one in asked.variants]
-    return training_step(chain, platform, 4, scope, variants)
+    context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2)]))
+    chain, *others = (
+        replace(one, same_gpu=(), context=context, expert=expert)
+        for one in (asked.chain, *(one.chain for one in asked.variants))
+    )
+    variants = [
+        replace(one, chain=other) for one, other in zip(asked.variants, others, strict=True)
+    ]
+    return training_step(chain, asked.platform.with_gpus(gpus), 4, scope, variants)
 
 
 @pytest.mark.parametrize("examples", [30, pytest.param(2000, marks=pytest.mark.nightly)])
@@ -66,10 +75,12 @@ def test_random_steps_are_valid_but_for_what_comes_early(examples: int) -> None:
             assert {found.kind for found in check(plan)} <= {"memory"}
             assert fits(plan, buffers=False)
             assert all(one.period <= plan.pattern.period for one in lower_bounds(problem))
+            assert problem.chain.expert == 1
             plans.append(plan)
 
     look()
     assert len(plans) > examples / 2
+    assert any(plan.chain.context > 1 for plan in plans)
 
 
 def test_parts_and_ranks_lie_in_nodes() -> None:
