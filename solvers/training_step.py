@@ -79,6 +79,7 @@ def solve(problem: Problem, run: Run) -> None:
     """
     _refuse_unsupported(problem)
     if problem.scope.allocation == "general":
+        # Before what searches is there, and for engines beside to know a step.
         for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
             report_valid(plan, run)
     if run.workers > 1 and run.work_limit is None and run.remaining() is not None:
