@@ -268,17 +268,10 @@ def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iter
 
 def list_folds(problem: Problem) -> list[int]:
     """Return the numbers of parts that a job can have, with more than one GPU each."""
-    scope, gpus = problem.scope, problem.platform.gpus
+    gpus = len(problem.platform.gpus)
     # A part of other GPUs, or of a network, would differ from the next one.
-    alike = problem.platform.uniform
-    return [
-        fold
-        for fold in range(1, len(gpus) if alike else 2)
-        if len(gpus) % fold == 0
-        and fold % problem.chain.together == 0
-        and (scope.microbatches or 1) % fold == 0
-        and (scope.replicas is None or fold <= scope.replicas)
-    ]
+    most = gpus - 1 if problem.platform.uniform else 1
+    return [fold for fold in problem.replica_counts if fold <= most and gpus % fold == 0]
 
 
 def needed_s(problem: Problem, fold: int) -> float:

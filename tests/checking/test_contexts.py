@@ -17,10 +17,11 @@ from schedopt.comparing.measures import measure_plan
 from schedopt.exporting import find_target
 from schedopt.folding import whole
 from schedopt.formats.chains import chain_to_json
-from schedopt.problem import widest_step
+from schedopt.problem import training_step, widest_step
 from schedopt.profile import Profile, Variant
 from schedopt.running.job import Job
 from schedopt.simulation import simulate
+from schedopt.solvers.fold_search import list_folds
 from schedopt.solving import solve_problem
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.replicas.layout import lay_out_turns
@@ -169,6 +170,13 @@ def test_what_fits_into_a_node_lies_in_one() -> None:
     assert rules == ["GPUs 3 to 4 run together, and do not lie in one node"]
     inside = replace(parted, stages=(Stage(layers=(0, last), gpus=(2, 3)),))
     assert not any(one.kind == "group" for one in check(inside))
+
+
+@pytest.mark.parametrize(("shared", "folds"), [({"context": 2}, [2, 4]), ({"expert": 2}, [2])])
+def test_as_many_parts_of_a_fold_as_share(shared: dict[str, int], folds: list[int]) -> None:
+    # A stage has a replica in each part.
+    chain = transformer(4, **shared)
+    assert list_folds(training_step(chain, Platform(8, 10**6), 8, widest_step(chain))) == folds
 
 
 @pytest.mark.nightly
