@@ -96,11 +96,13 @@ def adds_up_once(engine: Engine) -> bool:
     return engine != "torchtitan"
 
 
-def why_not_together(engine: Engine, *, shared: bool) -> tuple[str, str]:
-    """Return why GPUs of an engine share no sequences or experts, and the way out; else nothing.
+def why_not_together(chain: Chain, engine: Engine, *, shared: bool, tensor: int) -> tuple[str, str]:
+    """Return why GPUs of an engine cannot share sequences or experts, and the way out; or nothing.
 
-    `shared` is whether replicas share their optimizer state.
+    `shared` is whether replicas share their optimizer state, and `tensor` how many GPUs each has.
     """
+    if chain.together == 1:
+        return "", ""
     if engine == "deepspeed":
         return (
             "no pipeline of DeepSpeed does that",
@@ -110,6 +112,11 @@ def why_not_together(engine: Engine, *, shared: bool) -> tuple[str, str]:
         return (
             "torchtitan then shares the optimizer state among them",
             'Allow it (Scope.shard = "optimizer"), which needs optimizer_bytes of each layer',
+        )
+    if engine == "torchtitan" and chain.expert > 1 < tensor:
+        return (
+            "torchtitan counts those of tensor groups among them",
+            "Ask for another engine, or for no tensor groups (Scope.tensor = 1)",
         )
     return "", ""
 
@@ -154,9 +161,8 @@ def _why_not_together(chain: Chain, stages: Sequence[Stage], engine: Engine) -> 
     count = len(first.gpus)
     if count % together or (chain.expert > 1 and count > together):
         return f"stage 0 has {count} replicas, and {chain.sharing}"
-    why, _ = why_not_together(engine, shared=first.shard != "none")
-    if engine == "torchtitan" and chain.expert > 1 < first.tensor:
-        why = "torchtitan counts those of tensor groups among them"
+    shared = first.shard != "none"
+    why, _ = why_not_together(chain, engine, shared=shared, tensor=first.tensor)
     return f"{chain.sharing}, and {why}" if why else ""
 
 

@@ -66,7 +66,9 @@ def refuse_apart(problem: Problem) -> None:
         )
     if scope.engine is None:
         return
-    why, way_out = why_not_together(scope.engine, shared=scope.shard != "none")
+    why, way_out = why_not_together(
+        chain, scope.engine, shared=scope.shard != "none", tensor=scope.tensor or 1
+    )
     if why:
         raise InputError(f"{chain.sharing}, and {why}", field=field, way_out=way_out)
 

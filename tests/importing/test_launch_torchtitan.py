@@ -101,6 +101,36 @@ def test_gpus_that_share_experts(tmp_path: Path) -> None:
     assert check(found.result) == ()
 
 
+@pytest.mark.parametrize(
+    ("degrees", "expert", "rule"),
+    [
+        (
+            "tensor_parallel_degree = 2; expert_parallel_degree = 2",
+            2,
+            "torchtitan counts those of tensor groups among them",
+        ),
+        (
+            "data_parallel_replicate_degree = 4; data_parallel_shard_degree = 1; "
+            "expert_parallel_degree = 4",
+            4,
+            "torchtitan then shares the optimizer state among them",
+        ),
+    ],
+)
+def test_experts_that_torchtitan_shares_otherwise_are_refused(
+    tmp_path: Path, degrees: str, expert: int, rule: str
+) -> None:
+    # Experts are shared by shards, with the tensor groups inside: two groups have the same here.
+    of = profile(transformer(expert=expert), 2)
+    once = "local_batch_size = 2; global_batch_size = 8"
+    assert_refused(
+        lambda: titan(tmp_path, f"{PP} = 2; {degrees}", 8, of=of, training=once),
+        "experts",
+        f"{expert} GPUs share the experts of a layer, and {rule}",
+        source=tmp_path / "job.toml",
+    )
+
+
 def test_sizes_of_micro_batches_and_passes(tmp_path: Path) -> None:
     found = titan(
         tmp_path,

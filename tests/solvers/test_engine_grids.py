@@ -107,11 +107,13 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
     if scope.replicas != 1:
         shards: list[Shard] = ["none", "optimizer"]
         scope = replace(scope, shard=draw(st.sampled_from(shards)))
+        context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)]))
+        together, others = shared_by(context, expert, chain, variants)
+        shared = scope.shard != "none"
         if len(platform.gpus) > 1 and not any(
-            why_not_together(scope.engine or "torch", shared=scope.shard != "none")
+            why_not_together(together, scope.engine or "torch", shared=shared, tensor=1)
         ):
-            context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)]))
-            chain, variants = shared_by(context, expert, chain, variants)
+            chain, variants = together, others
     count = draw(st.sampled_from([1, 2, 3, 4, 6]))
     # Each replica that shares experts has a micro-batch.
     batch = count * (chain.together // chain.context)

@@ -9,7 +9,7 @@ from typing import Final
 from schedopt.bounds.load import load_bound
 from schedopt.chain import Chain
 from schedopt.checking import check
-from schedopt.engine import TITLES
+from schedopt.engine import TITLES, why_not_together
 from schedopt.errors import InputError
 from schedopt.importing.launch_files.launch import Launch, Layers
 from schedopt.importing.launch_files.splitting import spans, units_within
@@ -96,6 +96,16 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
                 way_out=f"Profile the model with {counted(asked, 'GPU')} to {what}, and say so in "
                 f"each chain ({name}: {asked})",
             )
+    why, _ = why_not_together(
+        chain, launch.engine, shared=launch.shard != "none", tensor=launch.tensor
+    )
+    if why:
+        raise InputError(
+            f"{chain.sharing}, and {why}",
+            field="experts",
+            way_out="Give degrees with which it runs: all replicas share the state, and have one "
+            "GPU each",
+        )
     if launch.expert > 1 and launch.expert != launch.replicas:
         raise InputError(
             f"{chain.sharing}, and a stage has {launch.replicas} replicas: plans have none whose "
