@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schedopt.engine import why_not_together
+from schedopt.engine import TITLES, why_not_together
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 
@@ -71,6 +71,19 @@ def refuse_apart(problem: Problem) -> None:
     )
     if why:
         raise InputError(f"{chain.sharing}, and {why}", field=field, way_out=way_out)
+    network = problem.platform.network
+    # With tensor groups they may take more than a node, and then several.
+    known = [] if network is None or problem.degrees != (1,) else network.nodes
+    nodes = [node.gpus for node in known]
+    for count in (gpus, *(count for count in nodes if count > chain.together)):
+        if count % chain.together:
+            raise InputError(
+                f"{count} in a row, no multiple of {chain.together}: {chain.sharing}, and "
+                f"{TITLES[scope.engine]} takes all",
+                field="platform.gpus",
+                way_out=f"Give a multiple of {chain.together} GPUs, in all and in each node, or no "
+                "engine (Scope.engine)",
+            )
 
 
 def refuse_updates(problem: Problem, solver: str) -> None:

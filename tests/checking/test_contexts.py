@@ -249,6 +249,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
         "chain.context",
         "no pipeline of DeepSpeed does that",
     ),
+    "an engine on GPUs that are left over": (
+        lambda: solve(CHAIN, Platform(5, 10**6), batch=4, scope=replace(STEP, engine="megatron")),
+        "platform.gpus",
+        "5 in a row, no multiple of 2: 2 GPUs share each sequence, and Megatron-LM takes all",
+    ),
+    "an engine on nodes that part them": (
+        lambda: solve(CHAIN, two_nodes(3), batch=4, scope=replace(STEP, engine="megatron")),
+        "platform.gpus",
+        "3 in a row, no multiple of 2: 2 GPUs share each sequence, and Megatron-LM takes all",
+    ),
     "torchtitan without shards": (
         lambda: solve(CHAIN, FOUR, batch=4, scope=replace(STEP, engine="torchtitan", shard="none")),
         "chain.context",
