@@ -165,6 +165,8 @@ def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
                 f"it has {len(stage.gpus)} replicas on {len(gpus)} GPUs, and {chain.sharing}",
             )
             continue
+        parts = plan.pattern.fold
+        part_of = {gpu: replica % parts for replica, gpu in enumerate(stage.gpus)}
         for begin in range(0, len(gpus), together):
             first, last = gpus[begin], gpus[begin + together - 1] + stage.tensor - 1
             named = f"GPUs {first} to {last} run together"
@@ -172,6 +174,9 @@ def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
                 yield Violation(
                     "group", place, f"{named}, and are not {together} replicas in a row"
                 )
+            within = {part_of[gpu] for gpu in gpus[begin : begin + together]}
+            if len(within) > 1 and len(gpus) // parts % together == 0:
+                yield Violation("group", place, f"{named}, and lie in {len(within)} parts")
             if len({plan.platform.gpus[gpu] for gpu in gpus[begin : begin + together]}) > 1:
                 yield Violation("group", place, f"{named}, and differ in memory or speed")
             if network is not None:

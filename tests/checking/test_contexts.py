@@ -112,6 +112,22 @@ def test_a_fold_that_parts_a_group_is_refused() -> None:
         lay_out_turns(plan.problem, plan.stages, [], fold=3)
 
 
+def test_parts_whose_groups_are_no_groups_of_the_whole_are_found() -> None:
+    # GPUs 1, 2 and 5, 6 are the groups of the first part, and 0 is in the place of 1, 3 of 5: in
+    # the whole 2 and 3 share a sequence, of which no part says that they start together.
+    plan = grid_plan("megatron", replace(GRID, replicas=8), [0, 4], count=16, context=2)
+    turns = [
+        (kind, stage, i * 4 + replica)
+        for kind, stage, i in engine_order(2, 1, 2)
+        for replica in range(4)
+    ]
+    row = (1, 0, 2, 4, 5, 3, 6, 7)
+    stages = [replace(one, gpus=tuple(one.gpus[n] for n in row)) for one in plan.stages]
+    folded = lay_out_turns(plan.problem, stages, turns, fold=2)
+    rules = {one.message for one in check(folded)}
+    assert "GPUs 2 to 3 run together, and lie in 2 parts" in rules
+
+
 def later(plan: Plan) -> Plan:
     """Return a plan one of whose first forwards starts 1 ns later."""
     first, *others = plan.pattern.operations
