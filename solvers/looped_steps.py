@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import inf
 from typing import Final
@@ -146,7 +146,6 @@ class _Simulation:
 
     loop: Loop
     order: int
-    turns: list[Turn] = field(default_factory=list)
 
     def urgency(self, kind: Kind, stage: int, i: int) -> tuple[int, int, int]:
         """Return a key of an operation, the least of which goes first."""
