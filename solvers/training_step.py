@@ -1,10 +1,15 @@
 """The shortest training step on stages with replicas: gradients are added up, weights updated.
 
-Stages are contiguous, each with replicas of its own number, to which micro-batches are dealt in
-turn; of a profile a replica may be a tensor group, of a size that each stage has for itself. A
-dynamic programme from the end of the chain proposes them, for folds of the whole job and several
-steady periods; the step of each is simulated in several orders and depths, and the best are laid
-out with every transfer of their collectives. The same programme bounds all such steps.
+Contiguous stages each have replicas of their own number, to which micro-batches are dealt in turn;
+of a profile a replica may be a tensor group, of a size that each stage has for itself. A dynamic
+programme from the end of the chain proposes them, for folds of the whole job and several steady
+periods; the step of each is simulated in several orders and depths, and the best are laid out with
+every transfer of their collectives. The same programme bounds all such steps.
+
+Steps of other kinds are found by modules of their own, in shares of the time. First a good step of
+each kind: looped pipelines, contiguous stages, layers moved from GPU to GPU, grids of engines, and
+published systems. Then better ones: of contiguous stages, of engines, in short steps, of layers
+moved again, and of each fold as a step of its own. What time is left is for contiguous stages.
 """
 
 from __future__ import annotations
@@ -38,34 +43,39 @@ from schedopt.solving.run import Run
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
 
-SHARE: Final = 0.9
-"""Of the time, for better contiguous stages."""
+# First steps, in this order.
+FIRST_S: Final = 5.0
+"""For a first answer while what searches is compiled."""
+MOST_OF_LOOPS: Final = 0.3
+"""Of the time, for looped pipelines."""
 FIRST_SHARE: Final = 0.5
-"""Of the time, for the first contiguous stages, before steps of other kinds are looked at."""
+"""Of the time that is left then, for the first contiguous stages."""
 FIRST_SHARE_BESIDE: Final = 0.3
 """The same where stages may lie anywhere."""
+SHARE_OF_LESS: Final = 0.5
+"""Of any time for contiguous stages, for each search but the widest: see `_begin`."""
+FIRST_SHARE_OF_PLACED: Final = 0.5
+"""Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_SEEDS: Final = 0.25
 """Of what is left then, for the first cuts on the grids of engines."""
 MOST_OF_OTHERS: Final = 0.3
-"""Of the time, for the steps of published systems."""
-FIRST_SHARE_OF_PLACED: Final = 0.5
-"""Of the time left then, for layers that move from GPU to GPU, before contiguous ones go on."""
-SHARE_OF_PLACED: Final = 0.7
-"""Of the time left in the end, for the same."""
-MOST_OF_LOOPS: Final = 0.3
-"""Of the time, for looped pipelines, before all else."""
-SHARE_OF_ENGINES: Final = 0.5
-"""Of the time of a single worker, for better steps of engines, where those are ahead."""
-SHARE_BEHIND: Final = 1 / 7
-"""Of that time, where they are not; and for contiguous stages, where others are ahead of them."""
+"""Of what is left then, for the steps of published systems."""
+
+# Better ones, in this order: of the time that is left by then.
+SHARE: Final = 0.9
+"""For contiguous stages, without what is kept for engines."""
 SHARE_BEFORE_OTHERS: Final = 0.5
-"""Of the time for those, where stages may lie anywhere, unless it still finds better ones."""
-SHARE_OF_LESS: Final = 0.5
-"""Of that, for stages that share the optimizer state at most, where they may share more."""
+"""Of that, where stages may lie anywhere, unless it still finds better ones."""
+SHARE_OF_ENGINES: Final = 0.5
+"""For better steps of engines by a single worker, where those are ahead."""
+SHARE_BEHIND: Final = 1 / 7
+"""The same where they are not; and in place of `SHARE_BEFORE_OTHERS`, where layers that move from
+GPU to GPU are ahead."""
+SHARE_OF_PLACED: Final = 0.7
+"""For layers that move from GPU to GPU."""
+
 NEAR: Final = 1.01
 """Over the best step, up to which one that an engine can run is ahead."""
-FIRST_S: Final = 5.0
-"""For a first answer while what searches is compiled."""
 PROOF: Final = Proof(ProofKind.TRAINING_STEP)
 
 
@@ -105,12 +115,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
     if compilation.is_under_way():
-        _report_first(problem, run)
-        report_published(problem, run)
-        if alike:
-            narrow = replace(problem, scope=replace(scope, allocation="contiguous"))
-            for plan in propose_folds(narrow, run, longest=FIRST_S):
-                report_valid(plan, run)
+        _report_meanwhile(problem, run, alike=alike)
     if anywhere:
         COMPILATIONS["flush_search"].start()
         COMPILATIONS["local_search"].start()
@@ -198,12 +203,17 @@ def _engines_s(engines: EngineSteps, run: Run) -> float | None:
     return (SHARE_OF_ENGINES if ahead else SHARE_BEHIND) * max(0.0, left)
 
 
-def _report_first(problem: Problem, run: Run) -> None:
-    """Report the step of a grid, which takes no search."""
+def _report_meanwhile(problem: Problem, run: Run, *, alike: bool) -> None:
+    """Report what needs nothing that is compiled: a grid, published systems, and folds."""
     for plan in propose_steps(problem, run.remaining()):
         report_valid(plan, run)
         if run.best() is not None or run.stopped():
-            return
+            break
+    report_published(problem, run)
+    if alike:
+        narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
+        for plan in propose_folds(narrow, run, longest=FIRST_S):
+            report_valid(plan, run)
 
 
 def _has_time_for_others(problem: Problem, run: Run) -> bool:
