@@ -26,6 +26,8 @@ REST: Final = 4
 
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
+FAR_MORE: Final = 3
+"""Times the time that is left: `OPERATION_S` is twice what many operations take."""
 MOST_KEPT: Final = 0.75
 """Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 
@@ -78,14 +80,18 @@ class StepReports:
     def lay_out_best(self) -> None:
         """Report candidates that may be shorter: nodes share links, which the search leaves out.
 
-        All but the first one only where there is time for them.
+        All but the first one only where there is time for them. Where stages may recompute layer by
+        layer that one takes long, too, and there is mostly a plan without it.
         """
         step, candidates, clock = self.search.step, self.search.candidates, self.search.run.clock
         for number, candidate in enumerate(candidates.best):
-            left = clock.remaining()
-            if number and (clock.stopped() or (left is not None and left < self.needed_s)):
+            left, best = clock.remaining(), self.run.period()
+            needed = self._each_s * _count_operations(step, candidate)
+            if number and (clock.stopped() or (left is not None and left < needed)):
                 return
-            best = self.run.period()
+            whole = self.run.remaining() if step.may_redo_layers and best is not None else None
+            if whole is not None and FAR_MORE * whole < needed:
+                return
             if best is None or candidate.makespan_ns < best * (
                 step.problem.scope.microbatches or 1
             ):
@@ -102,17 +108,17 @@ class StepReports:
 
 
 def _count_operations(step: StepData, candidate: Candidate) -> int:
-    """Return how many operations the plan of a candidate has, about.
+    """Return how many operations, and transfers of gradients and weights, a candidate has, about.
 
     Where a stage runs layer by layer each layer has its own, and where it shares gradients each
     comes with transfers of weights and gradients from and to all replicas.
     """
-    return step.count * sum(
-        (2 + bool(again.runs))
-        * len(list_parts(step.problem, stage, again))
-        * (1 if keeps_all(stage.shard) else stage.replicas)
-        for stage, again in zip(candidate.stages, candidate.recompute, strict=True)
-    )
+    total = 0
+    for stage, again in zip(candidate.stages, candidate.recompute, strict=True):
+        each = (2 + bool(again.runs)) * (1 if keeps_all(stage.shard) else stage.replicas)
+        rings = 2 * stage.replicas * (stage.replicas - 1)
+        total += len(list_parts(step.problem, stage, again)) * (each * step.count + rings)
+    return total
 
 
 def report(plan: Plan, run: Run) -> None:

@@ -51,7 +51,7 @@ MOST_OF_LOOPS: Final = 0.3
 FIRST_SHARE: Final = 0.5
 """Of the time that is left then, for the first contiguous stages."""
 FIRST_SHARE_BESIDE: Final = 0.3
-"""The same where stages may lie anywhere."""
+"""The same where there is time to look for stages anywhere."""
 SHARE_OF_LESS: Final = 0.5
 """Of any time for contiguous stages, for each search but the widest: see `_begin`."""
 FIRST_SHARE_OF_PLACED: Final = 0.5
@@ -133,7 +133,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         # They begin from contiguous stages, too.
         for one in searches:
-            one.lay_out_best()
+            if not one.search.step.may_redo_layers:
+                one.lay_out_best()
         _place(placed, run, FIRST_SHARE_OF_PLACED)
     if own is not None:
         own.seed(_seeds_s(searches, run))
@@ -271,7 +272,8 @@ def _begin(step: StepData, run: Run) -> list[StepReports]:
     from schedopt.solving.replicas.step_bound import fits
 
     problem, left = step.problem, run.remaining()
-    share = FIRST_SHARE_BESIDE if problem.scope.allocation == "general" else FIRST_SHARE
+    anywhere = problem.scope.allocation == "general" and _has_time_for_others(problem, run)
+    share = FIRST_SHARE_BESIDE if anywhere else FIRST_SHARE
     part = run.fork(run.workers, share)
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):

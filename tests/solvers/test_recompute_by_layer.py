@@ -15,6 +15,7 @@ from schedopt.account import fits, memory
 from schedopt.bounds import average_step_bound
 from schedopt.bounds.recomputation import RecomputeChoice
 from schedopt.problem import training_step, widest_step
+from schedopt.solvers import step_reports
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas.arrays import WAITING
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
@@ -167,3 +168,24 @@ def test_it_is_no_less_freedom_than_without() -> None:
         assert levels == ({0} if shard == "none" else {0, 1})
         rows = after.costs.layered.rows
         assert all(rows[one.shard, one.replicas] >= 0 for one in after.options if one.shard > 1)
+
+
+def test_where_laying_out_takes_long_a_plan_without_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = ask([unit(4) for _ in range(4)], 2, 14, 4)
+    step = with_layers_redone(step_data(problem))
+    assert step is not None
+    run = Run(problem, time_limit=60)
+    worse = step_reports.StepReports(StepSearch(step, run), run)
+    list(worse.search.improve())
+    worse.search.candidates.best[:] = worse.search.candidates.best[-1:]
+    worse.lay_out_best()
+    first = run.best()
+    assert first is not None
+    monkeypatch.setattr(step_reports, "OPERATION_S", 1000.0)
+    reports = step_reports.StepReports(StepSearch(step, run), run)
+    list(reports.search.improve())
+    assert reports.search.candidates.best[0].makespan_ns < first.pattern.period_total_ns
+    reports.lay_out_best()
+    assert run.best() is first

@@ -273,6 +273,11 @@ class StepData:
 
         return lean(self.costs), lean(self.machine)
 
+    @property
+    def may_redo_layers(self) -> bool:
+        """Whether stages that share no gradients may recompute layer by layer: none is whole."""
+        return any(keeps_all(option.shard) and option.shard >= WAITING for option in self.options)
+
     def tensor_of(self, stage: HasGroup) -> int:
         """Return how many GPUs the tensor groups of a stage have."""
         return int(self.costs.tensor[stage.group])
