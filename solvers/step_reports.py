@@ -81,7 +81,7 @@ class StepReports:
         """Report candidates that may be shorter: nodes share links, which the search leaves out.
 
         All but the first one only where there is time for them. Where stages may recompute layer by
-        layer that one takes long, too, and there is mostly a plan without it.
+        layer the first one is left out, too, if it takes far longer and there is another plan.
         """
         step, candidates, clock = self.search.step, self.search.candidates, self.search.run.clock
         for number, candidate in enumerate(candidates.best):

@@ -275,7 +275,7 @@ class StepData:
 
     @property
     def may_redo_layers(self) -> bool:
-        """Whether stages that share no gradients may recompute layer by layer: none is whole."""
+        """Whether stages that share no gradients may recompute layer by layer, too."""
         return any(keeps_all(option.shard) and option.shard >= WAITING for option in self.options)
 
     def tensor_of(self, stage: HasGroup) -> int:
