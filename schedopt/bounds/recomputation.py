@@ -13,10 +13,10 @@ not exclude are followed, those that another one dominates left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from schedopt.chain import Chain
 from schedopt.platform import Gpu
@@ -38,20 +38,18 @@ class RecomputeChoice:
     runs: Runs
 
 
-@dataclass(frozen=True)
-class _LayerCost:
+class _LayerCost(NamedTuple):
     """What a layer costs, kept or recomputed, behind a kept layer or a recomputed one."""
 
     recompute_ns: int
     kept: tuple[int, int]
     redone: tuple[int, int]
 
-    def bytes_of(self, redone: bool, behind: bool) -> int:
-        return (self.redone if redone else self.kept)[behind]
 
-
-_Path = tuple[int, int, tuple[bool, ...]]
-"""Time, bytes, and for each layer whether it is recomputed."""
+_Path = tuple[int, int, int]
+"""Time, bytes, and a bit for each layer, the last one lowest: whether it is recomputed."""
+START: Final[tuple[_Path]] = ((0, 0, 0),)
+"""No layer yet."""
 
 
 def cheapest_recompute(
@@ -65,13 +63,13 @@ def cheapest_recompute(
     steps = [_step(chain, gpu, layer, in_flight) for layer in layers]
     cheapest = _shortest(steps, 1, 0)
     if cheapest[1] <= room_bytes:
-        return RecomputeChoice(cheapest[0], runs_of(cheapest[2], layers.start))
+        return RecomputeChoice(cheapest[0], runs_of(_read(cheapest, layers), layers.start))
     smallest = _shortest(steps, 0, 1)
     if smallest[1] > room_bytes:
         return None
     best, price = _best_price(steps, room_bytes, cheapest, smallest)
     best = _exact(steps, room_bytes, best, *price)
-    return RecomputeChoice(best[0], runs_of(best[2], layers.start))
+    return RecomputeChoice(best[0], runs_of(_read(best, layers), layers.start))
 
 
 def held_bytes(
@@ -125,17 +123,29 @@ def _shortest(steps: Sequence[_LayerCost], for_time: int, for_bytes: int) -> _Pa
 
     Of those alike the one of fewest bytes, then of least time.
     """
-
-    def cost(path: _Path) -> tuple[int, int, _Path]:
-        return for_time * path[0] + for_bytes * path[1], path[1], path
-
-    ends = _begin(steps[0])
+    kept, redone = (
+        (for_time * time + for_bytes * size, size, time, flags)
+        for time, size, flags in _begin(steps[0])
+    )
     for step in steps[1:]:
-        ends = {
-            redone: min((_lengthen(ends[b], step, redone, b) for b in (False, True)), key=cost)
-            for redone in (False, True)
-        }
-    return min(ends.values(), key=cost)
+        (cost, size, time, flags), (other_cost, other_size, other_time, others) = kept, redone
+        again, ways = step.recompute_ns, (*step.kept, *step.redone)
+        kept = min(
+            (cost + for_bytes * ways[0], size + ways[0], time, 2 * flags),
+            (other_cost + for_bytes * ways[1], other_size + ways[1], other_time, 2 * others),
+        )
+        extra = for_time * again
+        redone = min(
+            (cost + for_bytes * ways[2] + extra, size + ways[2], time + again, 2 * flags + 1),
+            (
+                other_cost + for_bytes * ways[3] + extra,
+                other_size + ways[3],
+                other_time + again,
+                2 * others + 1,
+            ),
+        )
+    _, size, time, flags = min(kept, redone)
+    return time, size, flags
 
 
 def _best_price(
@@ -162,46 +172,38 @@ def _exact(
     least_bytes = _to_the_end(steps, 0, 1)
     limit = for_time * best[0] + for_bytes * room
 
-    def may_win(step: int, redone: bool, time: int, size: int) -> bool:
-        length = for_time * time + for_bytes * size
-        return (
-            time < best[0]
-            and size + least_bytes[step][redone] <= room
-            and length + least_length[step][redone] < limit
+    def lengthen(
+        kept: Sequence[_Path], redone: Sequence[_Path], number: int, again: bool
+    ) -> list[_Path]:
+        """Return paths with one more layer, those that may win."""
+        step = steps[number]
+        time, sizes = (step.recompute_ns, step.redone) if again else (0, step.kept)
+        most_time, most_bytes = best[0] - time, room - least_bytes[number + 1][again]
+        most_length = limit - least_length[number + 1][again] - for_time * time
+        return [
+            (before + time, total, 2 * flags + again)
+            for paths, size in zip((kept, redone), sizes, strict=True)
+            for before, held, flags in paths
+            if before < most_time
+            and (total := held + size) <= most_bytes
+            and for_time * before + for_bytes * total < most_length
+        ]
+
+    # The first layer is charged as in `_begin`.
+    kept, redone = lengthen((), START, 0, False), lengthen(START, (), 0, True)
+    for number in range(1, len(steps)):
+        kept, redone = (
+            _undominated(lengthen(kept, redone, number, again)) for again in (False, True)
         )
-
-    open_ends = {
-        redone: [path] if may_win(1, redone, *path[:2]) else []
-        for redone, path in _begin(steps[0]).items()
-    }
-    for number, step in enumerate(steps[1:], start=2):
-        open_ends = {
-            redone: _undominated(
-                path
-                for behind in (False, True)
-                for before in open_ends[behind]
-                if may_win(number, redone, *(path := _lengthen(before, step, redone, behind))[:2])
-            )
-            for redone in (False, True)
-        }
-    return min([best, *open_ends[False], *open_ends[True]])
+    return min([best, *kept, *redone])
 
 
-def _begin(step: _LayerCost) -> dict[bool, _Path]:
-    """Return the paths of the first layer of a stage, by whether it is recomputed.
+def _begin(step: _LayerCost) -> tuple[_Path, _Path]:
+    """Return the paths of the first layer of a stage, where it is kept and where recomputed.
 
     A kept one is charged as behind a run, and a recomputed one as behind a kept one.
     """
-    return {redone: _lengthen((0, 0, ()), step, redone, not redone) for redone in (False, True)}
-
-
-def _lengthen(path: _Path, step: _LayerCost, redone: bool, behind: bool) -> _Path:
-    time, size, flags = path
-    return (
-        time + (step.recompute_ns if redone else 0),
-        size + step.bytes_of(redone, behind),
-        (*flags, redone),
-    )
+    return (0, step.kept[1], 0), (step.recompute_ns, step.redone[0], 1)
 
 
 def _to_the_end(
@@ -237,7 +239,12 @@ def lengthen_all(
     )
 
 
-def _undominated(paths: Iterator[_Path]) -> list[_Path]:
+def _read(path: _Path, layers: range) -> list[bool]:
+    """Return for each layer whether a path recomputes it."""
+    return [bool(path[2] >> place & 1) for place in reversed(range(len(layers)))]
+
+
+def _undominated(paths: Sequence[_Path]) -> list[_Path]:
     """Return the paths than which no other is both as short and as small."""
     found: list[_Path] = []
     for path in sorted(paths):
