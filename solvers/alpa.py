@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -64,7 +65,10 @@ class _Search:
         self.weight = [0, *accumulate(layer.weight_bytes for layer in layers)]
         self.saved = [0, *accumulate(layer.saved for layer in layers)]
         self.optimizer = [0, *accumulate(layer.optimizer_bytes or 0 for layer in layers)]
-        self.stages = [*self._stages()]
+        self.stages = [
+            (first, np.array([stage[1:] for stage in stages], dtype=np.int64))
+            for first, stages in groupby(self._stages(), key=itemgetter(0))
+        ]
 
     def solve(self) -> tuple[tuple[int, int], list[Stage]] | None:
         """Return objective and stages of the best partition.
@@ -117,13 +121,19 @@ class _Search:
         sums = np.full((units + 1, self.gpus + 1), NEVER, dtype=np.int64)
         sums[units, 0] = 0
         chosen = np.zeros((units + 1, self.gpus + 1, 3), dtype=np.int64)
-        for first, end, replicas, time, most in self.stages:
-            if time < limit and most >= replicas:
-                found = sums[end, : most + 1 - replicas] + time
-                row = sums[first, replicas : most + 1]
-                better = found < row
-                row[better] = found[better]
-                chosen[first, replicas : most + 1][better] = end, replicas, time
+        counts = np.arange(self.gpus + 1)
+        for first, options in self.stages:
+            short = options[options[:, 2] < limit]
+            if not len(short):
+                continue
+            end, replicas, time, most = short.T[:, :, None]
+            behind = counts - replicas
+            found = np.where(
+                (behind >= 0) & (counts <= most), sums[end, np.maximum(behind, 0)] + time, NEVER
+            )
+            best = found.argmin(axis=0)
+            sums[first] = np.minimum(NEVER, found[best, counts])
+            chosen[first] = short[best, :3]
         fitting = np.flatnonzero(sums[0] < NEVER).tolist()
         if not fitting or (gpus >= 0 and gpus not in fitting):
             return None
