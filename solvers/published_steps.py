@@ -36,6 +36,8 @@ PIPELINES: Final = (
 
 The search for contiguous stages begins with those of the last ones.
 """
+SEVERAL_STAGES: Final = ("interleaved", "chimera")
+"""Those of them in which a GPU has several stages."""
 SHARED: Final[dict[Shard, tuple[str, ...]]] = {
     "none": (),
     "optimizer": ("optimizer_bytes",),
@@ -56,7 +58,7 @@ def report_published(problem: Problem, run: Run) -> None:
     for name in (*PIPELINES, *WHOLE):
         if run.stopped() or run.settled():
             return
-        if name in WHOLE and not _is_allowed(problem, name):
+        if not (_is_allowed(problem, name) if name in WHOLE else _is_in_scope(problem, name)):
             continue
         left = run.remaining()
         if left is not None and left < _needed_s(problem, name):
@@ -84,6 +86,13 @@ def _needed_s(problem: Problem, name: str) -> float:
     # take half as long.
     sent = {"gradient": gpus, "parameter": 3 * gpus}.get(WHOLE[name], 0)
     return OPERATION_S * layers * (count * (2 + sent) + gpus**2)
+
+
+def _is_in_scope(problem: Problem, name: str) -> bool:
+    """Whether the steps of a pipeline may be of the scope."""
+    scope = problem.scope
+    apart = scope.allocation == "general" or name not in SEVERAL_STAGES
+    return apart and (scope.split_backward or name != "zero_bubble")
 
 
 def _is_allowed(problem: Problem, name: str) -> bool:
