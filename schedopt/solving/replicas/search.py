@@ -17,7 +17,7 @@ from schedopt.solving.replicas.descent import MOST_IDLE, Descent
 from schedopt.solving.replicas.labels import Labels, label_stages
 from schedopt.solving.replicas.redone import choose_redone
 from schedopt.solving.replicas.stages import read_step
-from schedopt.solving.replicas.step_bound import least_makespan
+from schedopt.solving.replicas.step_bound import is_possible, least_makespan
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -108,8 +108,13 @@ class StepSearch:
 
         With so few choices it ends elsewhere, now and then at a shorter step.
         """
-        options = tuple(option for option in self.step.options if option.replicas == count)
-        uniform = replace(self.step, replicas=(count,), options=options)
+        options, least_options = (
+            tuple(option for option in known if option.replicas == count)
+            for known in (self.step.options, self.step.least_options)
+        )
+        uniform = replace(
+            self.step, replicas=(count,), options=options, least_options=least_options
+        )
         own = self.candidates
         return Descent(Candidates(uniform, own.run, late=own.late, enough_ns=own.enough_ns))
 
@@ -197,8 +202,8 @@ class StepSearch:
 
     def _tell(self) -> Iterator[Candidate]:
         """Yield the best one, if it is new."""
-        if self.candidates.best and self.candidates.best[0].makespan_ns < self._told_ns:
-            self._told_ns = self.candidates.best[0].makespan_ns
+        if self._best_ns() < self._told_ns:
+            self._told_ns = self._best_ns()
             yield self.candidates.lighten(self.candidates.best[0])
 
     def _propose(self) -> Iterator[None]:
@@ -237,14 +242,21 @@ class StepSearch:
             yield
 
     def _promising(self) -> list[Descent]:
-        """Return descents among stages with equal replicas that may end well, the best first."""
+        """Return descents among stages with equal replicas that may end well, the best first.
+
+        Others are bounded by the best step, or have none that is nearly as short.
+        """
         limit = self._limit()
         known = {
             part: part.candidates.best[0].makespan_ns
             for part in self._uniform.values()
             if part.candidates.best
         }
-        return sorted((part for part in known if known[part] <= limit), key=known.__getitem__)
+        near = sorted((part for part in known if known[part] <= limit), key=known.__getitem__)
+        return [part for part in near if is_possible(part.step, self._best_ns() - 1)]
+
+    def _best_ns(self) -> int:
+        return self.candidates.best[0].makespan_ns if self.candidates.best else NEVER
 
     def _descend(self, part: Descent, most_idle: int = MOST_IDLE) -> Iterator[None]:
         """Change the best stages of a kind."""
@@ -282,9 +294,7 @@ class StepSearch:
 
     def _limit(self) -> int:
         """Return a makespan above which what the programme says is not worth a simulation, ns."""
-        return (
-            int(PATIENCE * self.candidates.best[0].makespan_ns) if self.candidates.best else NEVER
-        )
+        return min(NEVER, int(PATIENCE * self._best_ns()))
 
     def _label(self, options: Array, period: int, fold: int, weight: float) -> Labels:
         return label_stages(self.step, options, period, fold, weight, self._limit())
