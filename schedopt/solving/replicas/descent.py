@@ -12,7 +12,7 @@ from schedopt.solving.replicas.candidates import Candidate, Candidates, StageCho
 
 MOST_SHAKES: Final = 4
 """Changes that are made at once."""
-MOST_IDLE: Final = 40
+MOST_IDLE: Final = 16
 """Starts in a row that may end no better before the descent ends."""
 
 Filled = tuple[tuple[StageChoice, ...], tuple[int, ...]]
