@@ -92,11 +92,25 @@ def solve(problem: Problem, run: Run) -> None:
         # Before what searches is there, and for engines beside to know a step.
         for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
             report_valid(plan, run)
-    if run.workers > 1 and run.work_limit is None and run.remaining() is not None:
+    engines = _needs_engines(problem)
+    if engines and run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
             _search(problem, rest, engines=False)
     else:
-        _search(problem, run, engines=True)
+        _search(problem, run, engines=engines)
+
+
+def _needs_engines(problem: Problem) -> bool:
+    """Whether engines may run steps that the search for contiguous stages does not simulate.
+
+    On links that are alike each grid of theirs is among its stages with equal replicas, and it
+    changes those just as well.
+    """
+    from schedopt.solving.replicas.stages import find_fold
+
+    if problem.scope.allocation == "general" or problem.degrees != (1,):
+        return True
+    return not problem.platform.uniform or find_fold(problem) > 1
 
 
 def _search(problem: Problem, run: Run, *, engines: bool) -> None:
