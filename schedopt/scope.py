@@ -37,8 +37,8 @@ class Scope:
 
     All of them have one micro-batch for each operation and transfer, and one GPU for each stage
     unless `replicas` says more. Plans of other kinds can be written down, checked and run; no bound
-    speaks of them. `schedopt.check` does not hold the replicas, shards and tensor groups of a plan
-    against its scope.
+    speaks of them. `schedopt.check` holds replicas and shards of a plan against a scope that allows
+    replicas, and tensor groups against one that allows these.
 
     Parameters
     ----------

@@ -9,6 +9,8 @@ from schedopt.checking.engine import find_inexpressible
 from schedopt.checking.timeline import Timeline, name_item
 from schedopt.checking.violations import Violation
 from schedopt.plan import Operation, Plan
+from schedopt.scope import allows_most
+from schedopt.stage import SHARDS
 
 _Operation = tuple[str, int, int]
 """Kind, stage and micro-batch."""
@@ -39,6 +41,7 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
         for position, stage in enumerate(plan.stages):
             if stage.recompute:
                 yield Violation("scope", f"stage {position}", "recomputes, which is not allowed")
+    yield from _find_forbidden_replicas(plan)
     if scope.period_ns is not None and pattern.period_total_ns > pattern.k * scope.period_ns:
         yield Violation(
             "scope",
@@ -46,6 +49,28 @@ def find_out_of_scope(plan: Plan) -> Iterator[Violation]:
             f"{pattern.period_total_ns} ns for {pattern.k} micro-batches, above "
             f"{scope.period_ns} ns each",
         )
+
+
+def _find_forbidden_replicas(plan: Plan) -> Iterator[Violation]:
+    """Yield stages with more replicas, shards or GPUs in a group than a scope with some allows."""
+    scope, allowed = plan.scope, SHARDS[: SHARDS.index(plan.scope.shard) + 1]
+    for position, stage in enumerate(plan.stages):
+        place, replicas = f"stage {position}", len(stage.gpus)
+        if scope.replicas != 1:
+            if not allows_most(scope.replicas, replicas):
+                yield Violation(
+                    "scope", place, f"{replicas} replicas, of which {scope.replicas} are allowed"
+                )
+            if replicas > 1 and stage.shard not in allowed:
+                yield Violation(
+                    "scope", place, f"shares {stage.shard}, but {scope.shard} is the most allowed"
+                )
+        if scope.tensor != 1 and not allows_most(scope.tensor, stage.tensor):
+            yield Violation(
+                "scope",
+                place,
+                f"a group of {stage.tensor} GPUs, of which {scope.tensor} are allowed",
+            )
 
 
 def _find_shared_gpus(plan: Plan) -> Iterator[Violation]:

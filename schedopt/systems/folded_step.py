@@ -16,7 +16,7 @@ from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
 from schedopt.problem import Scope
 from schedopt.rule import Rule
 from schedopt.simulation.delaying import delay_transfers
-from schedopt.stage import Stage
+from schedopt.stage import SHARDS, Stage
 from schedopt.systems.collectives import BEHIND, hop
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, with_recompute
@@ -82,6 +82,7 @@ def folded_step(
     scope = Scope(
         allocation="general",
         replicas=None,
+        shard=max((stage.shard for stage in stages), key=SHARDS.index),
         microbatches=config.microbatches,
         split_backward=split,
         recompute=any(stage.recompute for stage in stages),

@@ -289,3 +289,23 @@ def test_nothing_comes_between_the_layers_of_a_contiguous_stage(turns: str) -> N
     assert "does not come right behind the layer before" in str(found[0])
     general = layers_of_a_stage(turns)
     assert check(replace(general, scope=replace(general.scope, allocation="general"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "found"),
+    [
+        ({"replicas": None, "shard": "parameter"}, []),
+        ({"replicas": 3, "shard": "parameter"}, []),
+        ({"replicas": 2, "shard": "parameter"}, ["stage 0"]),
+        ({"replicas": None, "shard": "gradient"}, ["stage 0"]),
+        # It speaks of one GPU a stage, and not of plans of other kinds.
+        ({"replicas": 1, "shard": "none"}, []),
+    ],
+)
+def test_replicas_and_shards_are_held_against_a_scope_with_replicas(
+    allowed: dict[str, Any], found: list[str]
+) -> None:
+    plan = parameter_on_three()
+    scope = replace(plan.scope, microbatches=plan.rule.update_every, **allowed)
+    out_of_scope = places(replace(plan, scope=scope), "scope")
+    assert [place for place in out_of_scope if place.startswith("stage")] == found
