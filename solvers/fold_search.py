@@ -23,7 +23,13 @@ from schedopt.problem import Problem
 from schedopt.rule import Rule
 from schedopt.solvers.step import solve as solve_step
 from schedopt.solving.replicas.arrays import NEVER
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
+from schedopt.solving.replicas.layout import (
+    CHUNK,
+    OPERATION_S,
+    LayoutTime,
+    count_chunks,
+    lay_out_turns,
+)
 from schedopt.solving.run import Run
 from schedopt.stage import Shard, Stage
 from schedopt.systems.flush_step import Turn
@@ -68,10 +74,12 @@ class PlacedFolds:
     problem : Problem
     run : Run
         For its seed, and the moves that it may make at most (`work_limit`).
+    layout : LayoutTime, optional
+        What others measured, too.
     """
 
-    def __init__(self, problem: Problem, run: Run) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, run: Run, layout: LayoutTime | None = None) -> None:
+        self.problem, self._layout = problem, layout or LayoutTime()
         self._searches: dict[int, FlushSearch] = {}
         self._starts = self._list_starts(run.seed)
         self._moves_left = run.work_limit
@@ -111,12 +119,12 @@ class PlacedFolds:
     def _needed_s(self) -> float:
         """Return how long it takes to lay the best step out and check it, about, seconds."""
         near = self._near()
-        if not near:
-            return 0.0
-        stages, turns = self._searches[near[0]].found()
-        # Most turns send something on, and chunks go round a ring twice.
-        chunks = 2 * near[0] * (near[0] - 1) * len(stages)
-        return OPERATION_S * (2 * len(turns) * near[0] + chunks)
+        return self._layout.needed_s(self._count_operations(near[0])) if near else 0.0
+
+    def _count_operations(self, fold: int) -> int:
+        """Return how many operations the best step of a fold has, as `LayoutTime` counts them."""
+        stages, turns = self._searches[fold].found()
+        return len(turns) * fold + CHUNK * count_chunks(fold) * len(stages)
 
     def _list_starts(self, seed: int) -> Iterator[tuple[int, Choice]]:
         """Yield placements to start from, of one fold after the other in turn."""
@@ -194,7 +202,7 @@ class PlacedFolds:
         if best is not None and self._told_ns >= best * count:
             return
         stages, turns = self._searches[fold].found()
-        with suppress(TooManyTasks):
+        with suppress(TooManyTasks), self._layout.measure(self._count_operations(fold)):
             if self.problem.scope.split_backward:
                 yield _unfold(self.problem, stages, _in_halves(turns), fold)
             yield _unfold(self.problem, stages, turns, fold)
@@ -256,6 +264,7 @@ def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iter
         inner = _fold(problem, fold, run.period())
         each = None if longest is None else longest / len(folds)
         part = run.subrun(inner, share, each)
+        part.clock.shorten(_whole_s(problem, fold))
         part.begin("step")
         solve_step(inner, part)
         best = part.best()
@@ -276,9 +285,14 @@ def list_folds(problem: Problem) -> list[int]:
 
 def needed_s(problem: Problem, fold: int) -> float:
     """Return what the search of a fold takes at least to be of use, about, seconds."""
+    return _whole_s(problem, fold) * (1 + STEPS_OF_PART / fold)
+
+
+def _whole_s(problem: Problem, fold: int) -> float:
+    """Return how long it takes to lay the step of all parts out and check it, about, seconds."""
     gpus, count = len(problem.platform.gpus), problem.scope.microbatches or 1
     stages = min(gpus // fold, len(problem.chain.layers))
-    return OPERATION_S * 2 * stages * count * (1 + STEPS_OF_PART / fold)
+    return OPERATION_S * stages * (2 * count + CHUNK * count_chunks(fold))
 
 
 def _fold(problem: Problem, fold: int, best: Fraction | None) -> Problem:

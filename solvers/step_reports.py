@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -11,7 +10,13 @@ from schedopt.account import traffic
 from schedopt.plan import Plan
 from schedopt.solving.clock import Pace
 from schedopt.solving.replicas.arrays import CLOSE, keeps_all
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out, list_parts
+from schedopt.solving.replicas.layout import (
+    CHUNK,
+    LayoutTime,
+    count_chunks,
+    lay_out,
+    list_parts,
+)
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -27,7 +32,7 @@ REST: Final = 4
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
 FAR_MORE: Final = 3
-"""Times the time that is left: `OPERATION_S` is twice what many operations take."""
+"""Times the time that is left: the first estimate is twice what many operations take."""
 MOST_KEPT: Final = 0.75
 """Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 
@@ -40,6 +45,10 @@ class StepReports:
     search : StepSearch
     run : Run
         Where steps are reported.
+    layout : LayoutTime, optional
+        What others measured, too.
+    laid_out : set of Candidate, optional
+        What others laid out, too; no candidate is laid out twice.
 
     Attributes
     ----------
@@ -47,9 +56,16 @@ class StepReports:
         How long it takes to lay the best one out, about, seconds.
     """
 
-    def __init__(self, search: StepSearch, run: Run) -> None:
+    def __init__(
+        self,
+        search: StepSearch,
+        run: Run,
+        layout: LayoutTime | None = None,
+        laid_out: set[Candidate] | None = None,
+    ) -> None:
         self.search, self.run = search, run
-        self._each_s = OPERATION_S
+        self._layout = layout or LayoutTime()
+        self._laid_out = set() if laid_out is None else laid_out
         self.needed_s = 0.0
 
     def follow(self, found: Iterator[Candidate], behind_s: float = 0.0) -> None:
@@ -63,8 +79,7 @@ class StepReports:
         most = None if whole is None else MOST_KEPT * max(0.0, whole)
         kept, ended, pace = 0.0, clock.seconds(), Pace(clock)
         for candidate in found:
-            operations = _count_operations(self.search.step, candidate)
-            needed, now = self._each_s * operations * pace(), clock.seconds()
+            needed, now = self._needed_s(candidate) * pace(), clock.seconds()
             self.needed_s = needed
             within = max(0.0, needed - behind_s)
             within = within if most is None else min(most, within)
@@ -72,9 +87,8 @@ class StepReports:
             kept, left = within, clock.remaining()
             if now - ended < REST * needed or (left is not None and left < (REST - 1) * needed):
                 continue
-            worked = time.thread_time()
             self._lay_out(candidate)
-            ended, self._each_s = clock.seconds(), (time.thread_time() - worked) / operations
+            ended = clock.seconds()
         clock.shorten(-kept)
 
     def lay_out_best(self) -> None:
@@ -86,7 +100,7 @@ class StepReports:
         step, candidates, clock = self.search.step, self.search.candidates, self.search.run.clock
         for number, candidate in enumerate(candidates.best):
             left, best = clock.remaining(), self.run.period()
-            needed = self._each_s * _count_operations(step, candidate)
+            needed = self._needed_s(candidate)
             if number and (clock.stopped() or (left is not None and left < needed)):
                 return
             whole = self.run.remaining() if step.may_redo_layers and best is not None else None
@@ -97,10 +111,17 @@ class StepReports:
             ):
                 self._lay_out(candidate)
 
+    def _needed_s(self, candidate: Candidate) -> float:
+        return self._layout.needed_s(_count_operations(self.search.step, candidate))
+
     def _lay_out(self, candidate: Candidate) -> None:
         """Lay a candidate out and report it; one with too many transfers is left out."""
+        if candidate in self._laid_out:
+            return
+        self._laid_out.add(candidate)
         step, orders = self.search.step, self.search.candidates.orders(candidate)
-        with suppress(TooManyTasks):
+        operations = _count_operations(step, candidate)
+        with suppress(TooManyTasks), self._layout.measure(operations):
             if step.problem.scope.split_backward:
                 # What a weight half needs may have no room.
                 report_valid(lay_out(step, candidate, orders, split=True), self.run)
@@ -108,7 +129,7 @@ class StepReports:
 
 
 def _count_operations(step: StepData, candidate: Candidate) -> int:
-    """Return how many operations, and transfers of gradients and weights, a candidate has, about.
+    """Return how many operations a candidate has, about, as `LayoutTime` counts them.
 
     Where a stage runs layer by layer each layer has its own, and where it shares gradients each
     comes with transfers of weights and gradients from and to all replicas.
@@ -116,7 +137,7 @@ def _count_operations(step: StepData, candidate: Candidate) -> int:
     total = 0
     for stage, again in zip(candidate.stages, candidate.recompute, strict=True):
         each = (2 + bool(again.runs)) * (1 if keeps_all(stage.shard) else stage.replicas)
-        rings = 2 * stage.replicas * (stage.replicas - 1)
+        rings = CHUNK * count_chunks(stage.replicas)
         total += len(list_parts(step.problem, stage, again)) * (each * step.count + rings)
     return total
 

@@ -37,11 +37,13 @@ from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solvers.step_reports import StepReports, report_valid
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.replicas.arrays import NEVER
+from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.solving.requirements import refuse_stages
 from schedopt.solving.run import Run
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
+    from schedopt.solving.replicas.candidates import Candidate
 
 # First steps, in this order.
 FIRST_S: Final = 5.0
@@ -137,13 +139,14 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         return
     step, fold = read_step(problem), find_fold(problem)
     searches: list[StepReports] = []
-    placed = PlacedFolds(problem, run) if anywhere else None
+    layout = LayoutTime()
+    placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
         _prove(with_halves(step), run)
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
-            searches += _begin(step, run)
+            searches += _begin(step, run, layout)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         # They begin from contiguous stages, too.
         for one in searches:
@@ -274,7 +277,7 @@ def _enough_ns(problem: Problem, run: Run, scope: Scope) -> int:
     return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
 
 
-def _begin(step: StepData, run: Run) -> list[StepReports]:
+def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
     """Begin to search stages on GPUs of their own; the last search is the widest.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most;
@@ -300,6 +303,7 @@ def _begin(step: StepData, run: Run) -> list[StepReports]:
     if redone is not None:
         steps.append((redone, _enough_ns(problem, run, problem.scope)))
     searches: list[StepReports] = []
+    laid_out: set[Candidate] = set()
     for number, (one, enough_ns) in enumerate(steps, 1):
         last = number == len(steps)
         own = part if last else part.fork(run.workers, SHARE_OF_LESS)
@@ -309,7 +313,7 @@ def _begin(step: StepData, run: Run) -> list[StepReports]:
         search = StepSearch(one, own, late=late, proposals=proposals, enough_ns=enough_ns)
         if searches and one is not redone:
             search.candidates.take(searches[-1].search.candidates)
-        searches.append(StepReports(search, run))
+        searches.append(StepReports(search, run, layout, laid_out))
         searches[-1].follow(search.begin(), (1 - share) * max(0.0, left or 0.0))
     return searches
 

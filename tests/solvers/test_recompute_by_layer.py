@@ -17,6 +17,7 @@ from schedopt.bounds.recomputation import RecomputeChoice
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers import step_reports
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.replicas import layout
 from schedopt.solving.replicas.arrays import WAITING
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.layout import lay_out, list_parts
@@ -183,7 +184,7 @@ def test_where_laying_out_takes_long_a_plan_without_it_is_kept(
     worse.lay_out_best()
     first = run.best()
     assert first is not None
-    monkeypatch.setattr(step_reports, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(layout, "OPERATION_S", 1000.0)
     reports = step_reports.StepReports(StepSearch(step, run), run)
     list(reports.search.improve())
     assert reports.search.candidates.best[0].makespan_ns < first.pattern.period_total_ns

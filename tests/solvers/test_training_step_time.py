@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -15,12 +15,17 @@ from schedopt.solvers import fold_search, grid_steps, step_reports
 from schedopt.solvers import training_step as solver
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
+from schedopt.solving.replicas import layout
+from schedopt.solving.replicas.arrays import StepData
+from schedopt.solving.replicas.candidates import Candidate
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
+from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flushes import one_f_one_b_order
 from tests.budgets import trials
 from tests.examples import layer
+from tests.solvers.step_searches import step_data
 from tests.solvers.training_steps import training_steps
 
 
@@ -41,13 +46,30 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
         return laid_out[-1]
 
     monkeypatch.setattr(step_reports, "lay_out", note)
-    monkeypatch.setattr(step_reports, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(layout, "OPERATION_S", 1000.0)
     problem = problem_of(8)
     problem = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
     run = Run(problem, time_limit=2.0)
     solver.solve(problem, run)
     assert run.best() is not None
     assert len(laid_out) == 1
+
+
+def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Candidate] = []
+
+    def note(step: StepData, candidate: Candidate, *given: Sequence[Sequence[int]]) -> Plan:
+        found.append(candidate)
+        return lay_out(step, candidate, *given)
+
+    monkeypatch.setattr(step_reports, "lay_out", note)
+    step, laid_out = step_data(problem_of(8)), set[Candidate]()
+    for run in (Run(step.problem), Run(step.problem)):
+        reports = step_reports.StepReports(StepSearch(step, run), run, laid_out=laid_out)
+        list(reports.search.improve())
+        reports.lay_out_best()
+    assert found
+    assert len(found) == len(laid_out)
 
 
 @pytest.mark.parametrize("time_limit", [None, 1.0])

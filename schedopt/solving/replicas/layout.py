@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -23,8 +25,36 @@ if TYPE_CHECKING:
 
 OPERATION_S: Final = 3e-4
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
+CHUNK: Final = 2
+"""How many operations a chunk that goes round a ring takes as long as, about."""
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
+
+
+class LayoutTime:
+    """How long it takes to lay a step out and check it: by its operations, as it took last.
+
+    Forwards and backwards are operations, and a chunk of a ring counts as `CHUNK` of them.
+    """
+
+    def __init__(self) -> None:
+        self._operation_s = OPERATION_S
+
+    def needed_s(self, operations: int) -> float:
+        """Return how long a step of so many operations takes, about, seconds."""
+        return self._operation_s * operations
+
+    @contextmanager
+    def measure(self, operations: int) -> Iterator[None]:
+        """Measure what one takes of so many operations, in this thread."""
+        began = time.thread_time()
+        yield
+        self._operation_s = (time.thread_time() - began) / operations
+
+
+def count_chunks(replicas: int) -> int:
+    """Return how many chunks go round a ring: gradients once and weights once, R (R - 1) each."""
+    return 2 * replicas * (replicas - 1)
 
 
 def lay_out(
