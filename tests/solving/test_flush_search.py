@@ -62,7 +62,10 @@ def test_what_it_simulates_is_a_step_that_fits_and_takes_so_long(
     search.improve(moves)
     plan, count = plan_of(search), problem.scope.microbatches or 1
     # An instant at the very end belongs to the next step.
-    assert plan.pattern.period_total_ns in (search.makespan_ns, search.makespan_ns + 1)
+    assert plan.pattern.period_total_ns <= search.makespan_ns + 1
+    # A recompute that is simulated with its backward need not wait for what comes to that.
+    if not problem.scope.recompute:
+        assert plan.pattern.period_total_ns >= search.makespan_ns
     runs = Counter((one.kind, one.stage) for one in plan.pattern.operations)
     redone = sum(bool(stage.recompute) for stage in plan.stages)
     assert runs.total() == count * (2 * len(plan.stages) + redone)
