@@ -14,6 +14,7 @@ from schedopt.problem import Problem
 from schedopt.solvers.engine_step import EngineSearch
 from schedopt.solving.clock import Clock
 from schedopt.solving.engine_descent import NEVER
+from schedopt.solving.engine_layout import lay_out_without_empty
 from schedopt.solving.engine_seeds import best_of
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.run import Run, no_cutoff
@@ -92,7 +93,7 @@ class EngineSteps:
             seeds.clock = clock.fork(1 / (len(engines) - number))
             with suppress(TooManyTasks):
                 search.seed(seeds, _best_of(self.searches))
-            _report_best(search, self.run)
+            _report_best(self.problem, search, self.run)
             self.searches.append(search)
 
     def improve(self, most_s: float | None = None) -> None:
@@ -111,7 +112,7 @@ class EngineSteps:
             search.run.clock = clock.fork(share)
             with suppress(TooManyTasks):
                 search.run_all(others)
-            _report_best(search, self.run)
+            _report_best(self.problem, search, self.run)
 
     def shortest_ns(self) -> int:
         """Return the shortest step known of any engine, ns, laid out or not."""
@@ -139,8 +140,10 @@ def _shortest_ns(search: EngineSearch) -> int:
     return min((shape.known_ns for shape in best_of(search.shapes)), default=NEVER)
 
 
-def _report_best(search: EngineSearch, run: Run) -> None:
+def _report_best(problem: Problem, search: EngineSearch, run: Run) -> None:
     if (best := search.run.best()) is not None:
+        if any(stage.is_empty for stage in best.stages):
+            best = lay_out_without_empty(problem, best)
         run.report_if_valid(best)
 
 

@@ -40,7 +40,21 @@ def lay_out_step(
         )
         for stage in stages
     ]
-    return lay_out_turns(problem, placed, _turns(grid, own, count), fold=fold)
+    return lay_out_turns(problem, placed, _turns(grid.ranks, grid.chunks, own, count), fold=fold)
+
+
+def lay_out_without_empty(problem: Problem, plan: Plan) -> Plan:
+    """Return a step on an engine's grid without its stages of no layers, as what was asked.
+
+    What these only handed on goes straight to the next stage.
+    """
+    stages, fold = plan.stages, plan.pattern.fold
+    ranks, replicas = len({stage.gpus for stage in stages}), len(stages[0].gpus)
+    kept = [number for number, stage in enumerate(stages) if not stage.is_empty]
+    places = {number: place for place, number in enumerate(kept)}
+    turns = _turns(ranks, len(stages) // ranks, replicas // fold, plan.pattern.k // fold)
+    left = ((kind, places[stage], i) for kind, stage, i in turns if stage in places)
+    return lay_out_turns(problem, [stages[number] for number in kept], left, fold=fold)
 
 
 def seconds_of(problem: Problem, grid: Grid, *, folded: bool = False) -> float:
@@ -73,8 +87,8 @@ def _count_operations(problem: Problem, grid: Grid) -> int:
     return (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
 
 
-def _turns(grid: Grid, replicas: int, count: int) -> Iterator[Turn]:
+def _turns(ranks: int, chunks: int, replicas: int, count: int) -> Iterator[Turn]:
     """Yield what each GPU of a part runs, one after the other."""
-    for kind, stage, i in engine_order(grid.ranks, grid.chunks, count // replicas):
+    for kind, stage, i in engine_order(ranks, chunks, count // replicas):
         for replica in range(replicas):
             yield kind, stage, i * replicas + replica

@@ -26,7 +26,7 @@ from schedopt.solvers.engine_steps import report_engine_steps
 from schedopt.solving import engine_table
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import ALL, Grid, grids_of
-from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engine_layout import lay_out_step, lay_out_without_empty
 from schedopt.solving.engine_order import ROUNDS, EngineOrder
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.portfolio import solve_problem
@@ -82,6 +82,15 @@ def shared_by(
     return on_one(chain), tuple(replace(one, chain=on_one(one.chain)) for one in variants)
 
 
+def can_share(chain: Chain, platform: Platform, scope: Scope) -> bool:
+    """Whether an engine can have its GPUs share sequences or experts as the chain says."""
+    nodes = [] if platform.network is None else [node.gpus for node in platform.network.nodes]
+    shared = scope.shard != "none"
+    return not any(gpus % chain.together for gpus in (len(platform.gpus), *nodes)) and not any(
+        why_not_together(chain, scope.engine or "torch", shared=shared, tensor=1)
+    )
+
+
 @st.composite
 def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
     """Draw the question for a training step that an engine runs."""
@@ -109,10 +118,7 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
         scope = replace(scope, shard=draw(st.sampled_from(shards)))
         context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)]))
         together, others = shared_by(context, expert, chain, variants)
-        shared = scope.shard != "none"
-        if len(platform.gpus) > 1 and not any(
-            why_not_together(together, scope.engine or "torch", shared=shared, tensor=1)
-        ):
+        if can_share(together, platform, scope):
             chain, variants = together, others
     count = draw(st.sampled_from([1, 2, 3, 4, 6]))
     # Each replica that shares experts has a micro-batch.
@@ -224,6 +230,23 @@ def test_no_plan_beats_what_is_said_of_its_grid(problem: Problem, most: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_table, "MOST_SPLITS", most)
         compare_with_every_plan(problem)
+
+
+@trials(100, by_day=5)
+@given(steps("megatron"))
+def test_stages_of_no_layers_only_hand_on(problem: Problem) -> None:
+    free = replace(problem, scope=replace(problem.scope, engine=None))
+    for _, plan in every_plan(problem):
+        if not any(stage.is_empty for stage in plan.stages):
+            continue
+        left = lay_out_without_empty(free, plan)
+        assert {violation.kind for violation in check(left)} <= {"memory"}
+        assert [stage.layers for stage in left.stages] == [
+            stage.layers for stage in plan.stages if not stage.is_empty
+        ]
+        link = problem.platform.link
+        if link is not None and link.duplex == "full":
+            assert left.pattern.period_total_ns <= plan.pattern.period_total_ns
 
 
 def compare_with_every_plan(problem: Problem) -> None:
