@@ -107,12 +107,12 @@ def recompute_ratio(placements: int = PLACEMENTS) -> float:
 
 
 def test_with_recompute_the_search_takes_two_fifths_of_the_best_known_without() -> None:
-    assert recompute_ratio() <= 0.405
+    assert recompute_ratio() <= 0.395
 
 
 @pytest.mark.nightly
 def test_with_recompute_a_third_of_the_work_would_be_noticed() -> None:
-    assert recompute_ratio(PLACEMENTS // 3) > 0.405
+    assert recompute_ratio(PLACEMENTS // 3) > 0.395
 
 
 @pytest.mark.nightly
