@@ -181,8 +181,10 @@ def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
             ("c", "max_allocated_bytes", states + held * stashed),
             ("c at once", "max_allocated_bytes", at_once_bytes(*stage_of, last=last)),
             ("c run by run", "max_allocated_bytes", run_by_run_bytes(*stage_of, last=last)),
-            ("d forward", "forward_compute_ns", count * stage.forward_ns),
-            ("d backward", "backward_compute_ns", count * stage.backward_ns),
+            ("d forward", "forward_compute_ns", count * stage.as_profiled.forward_ns),
+            ("d backward", "backward_compute_ns", count * stage.as_profiled.backward_ns),
+            ("d forward, collectives", "forward_compute_ns", count * stage.forward_ns),
+            ("d backward, collectives", "backward_compute_ns", count * stage.backward_ns),
         )
         # Where memory was not measured, passes are those of other stages.
         if plan.mean_of(number, "max_allocated_bytes") is None:

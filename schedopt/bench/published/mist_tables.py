@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean, median
 from typing import Any, Final
@@ -37,6 +37,17 @@ LAYER: Final = slice(1, 14)
 """The operators of one layer, of the list that a profile has."""
 OPERATORS: Final = 16
 """Of a profile: one layer, what comes before the layers, and two behind them."""
+COLUMN_THEN_ROW: Final = 0
+"""The way of Megatron-LM to split the products of a layer, among the `algo` of a profile."""
+REDUCED: Final = {
+    "encoder-embedding": "forward_ns",
+    "enc-attention-dense": "forward_ns",
+    "enc-MLP-GEMM-2": "forward_ns",
+    "enc-attention-qkv": "backward_ns",
+    "enc-MLP-GEMM-1": "backward_ns",
+}
+"""Operators that end with one all-reduce where they are split so, and in which pass. The loss
+behind the output layer has several: that operator stays as profiled."""
 
 GROUP: Final = ", a group of GPUs "
 """What the name of a stage says where GPUs share its operators."""
@@ -51,7 +62,8 @@ class PlanStage:
     Parameters
     ----------
     ops : sequence of Op
-        A line of the profile for each, at the tensor degree and the samples that it runs with.
+        A line of the profile for each, at the tensor degree and the samples that it runs with, its
+        all-reduces as long as in the table of collectives.
     again : sequence of bool
     replicas : sequence of int
         Data-parallel degree of each.
@@ -62,6 +74,11 @@ class PlanStage:
     again: Sequence[bool]
     replicas: Sequence[int]
     gpus: range
+
+    @property
+    def as_profiled(self) -> PlanStage:
+        """The same stage, with the all-reduces of its profile."""
+        return replace(self, ops=[op["profiled"] for op in self.ops])
 
     @property
     def operators(self) -> list[Operator]:
@@ -313,6 +330,30 @@ class Mist:
         for op in self.tables.lines("mist/ops", OPS):
             key = tuple(op[name] for name in ("set", "model", "mbs", "tp", "algo"))
             found.setdefault(key, []).append(op)
+        return {key: self._reduce_by_table(found, key) for key in found}
+
+    def _reduce_by_table(
+        self, profiles: Mapping[tuple[object, ...], list[Op]], key: tuple[object, ...]
+    ) -> list[Op]:
+        """Return a profile whose all-reduces take as long as the table of collectives says.
+
+        An operator of t GPUs takes a t-th of its time on one, and the all-reduce. The two sources
+        may differ: the A10G groups of four were profiled on links twice as fast as the table's.
+        """
+        name, model, samples, tensor, algorithm = key
+        profile = profiles[key]
+        alone = profiles.get((name, model, samples, 1, algorithm), ())
+        measured = self._collectives.get((name, "all_reduce", tensor))
+        split = algorithm == COLUMN_THEN_ROW and tensor != 1 and len(alone) == len(profile)
+        found: list[Op] = []
+        for number, op in enumerate(profile):
+            times = {}
+            if split and measured and op["op"] in REDUCED:
+                column = REDUCED[op["op"]]
+                hidden_state = MIB * profile[0]["output_mib"]
+                compute = alone[number][column] / op["tp"]
+                times = {column: compute + _read_off(*measured, hidden_state)}
+            found.append({**op, **times, "profiled": op})
         return found
 
     def _sent(self, name: str, link: str, count: float) -> float:
