@@ -190,10 +190,11 @@ def test_a_plan_has_the_stages_and_times_of_the_table(name: str, platform: str) 
     assert plan is not None
     assert {violation.kind for violation in check(plan)} <= {"memory"}
     (theirs,) = (each for each in Mist(Tables(PUBLISHED)).plans if each.name == name)
+    profiled = [stage.as_profiled for stage in theirs.stages]
     assert plan.pattern.k == theirs.line["microbatches"]
     assert len(plan.stages) == len(theirs.stages)
     layers, first = plan.costs.layers, 0
-    for stage, other in zip(plan.stages, theirs.stages, strict=True):
+    for stage, other in zip(plan.stages, profiled, strict=True):
         assert stage.first == first
         assert stage.every_gpu == tuple(other.gpus)
         assert len(stage.layer_range) == len(other.ops)
@@ -203,7 +204,7 @@ def test_a_plan_has_the_stages_and_times_of_the_table(name: str, platform: str) 
         assert forward == other.forward_ns
         assert backward + again == other.backward_ns
         first = stage.last + 1
-    longest = max(stage.forward_ns + stage.backward_ns for stage in theirs.stages)
+    longest = max(stage.forward_ns + stage.backward_ns for stage in profiled)
     assert plan.pattern.period_total_ns >= plan.pattern.k * longest
 
 

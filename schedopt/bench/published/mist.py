@@ -8,7 +8,8 @@ from statistics import mean
 from typing import Final
 
 from schedopt.bench.published.mist_memory import at_once_bytes, run_by_run_bytes
-from schedopt.bench.published.mist_tables import MIB, NAMES, Mist, MistPlan
+from schedopt.bench.published.mist_profiles import MIB
+from schedopt.bench.published.mist_tables import NAMES, Mist, MistPlan
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted
 from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
 from schedopt.bench.published.tables import Tables

@@ -9,18 +9,24 @@ from functools import cached_property
 from statistics import mean, median
 from typing import Any, Final
 
-import numpy as np
-
+from schedopt.bench.published.mist_profiles import (
+    LAYER,
+    MIB,
+    OPS,
+    Curves,
+    Op,
+    Profiles,
+    by_size,
+    misplaced,
+    read_off,
+    read_profiles,
+)
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.errors import InputError
 from schedopt.importing.kept import Operator
 
 NAMES: Final = tuple(
     f"mist/{name}" for name in ("ops", "p2p", "collectives", "plans", "measurements")
-)
-OPS: Final = (
-    "set model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib "
-    "activations_mib"
 )
 P2P: Final = "set link bytes time_ns"
 COLLECTIVES: Final = "set collective gpus bytes time_ns"
@@ -30,29 +36,10 @@ MEASURED: Final = (
     "backward_compute_ns optimizer_ns backward_params_all_reduce_ns "
     "backward_embedding_all_reduce_ns"
 )
-MIB: Final = 2**20
 NODE: Final = 8
 """GPUs of a node, where the table of plans says nothing else of its hardware."""
-LAYER: Final = slice(1, 14)
-"""The operators of one layer, of the list that a profile has."""
-OPERATORS: Final = 16
-"""Of a profile: one layer, what comes before the layers, and two behind them."""
-COLUMN_THEN_ROW: Final = 0
-"""The way of Megatron-LM to split the products of a layer, among the `algo` of a profile."""
-REDUCED: Final = {
-    "encoder-embedding": "forward_ns",
-    "enc-attention-dense": "forward_ns",
-    "enc-MLP-GEMM-2": "forward_ns",
-    "enc-attention-qkv": "backward_ns",
-    "enc-MLP-GEMM-1": "backward_ns",
-}
-"""Operators that end with one all-reduce where they are split so, and in which pass. The loss
-behind the output layer has several: that operator stays as profiled."""
-
 GROUP: Final = ", a group of GPUs "
 """What the name of a stage says where GPUs share its operators."""
-
-Op = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -254,7 +241,7 @@ class Mist:
                 )
             nearest = min(measured, key=lambda gpus: abs(gpus - replicas))
             sizes, times = table[plan.line["set"], "all_reduce", nearest]
-            found += _read_off(sizes, times, MIB * count)
+            found += read_off(sizes, times, MIB * count)
         return found
 
     @cached_property
@@ -309,14 +296,21 @@ class Mist:
                 way_out="Add its operators to the table, or take the plan out",
             )
         profile = self._profiles[key]
+        if wrong := misplaced(profile):
+            raise InputError(
+                f"{key[1]} on {key[0]} with {samples} samples, tensor degree {tensor} and "
+                f"algorithm {algorithm}: {wrong}",
+                field="mist/ops",
+                way_out="Give each once, in the order of execution: one, those of one layer, two",
+            )
         inside, layers = profile[LAYER], int(line["layers"])
         behind = 1 + len(inside) * layers
-        if len(profile) != OPERATORS or number >= behind + 2:
+        if number >= behind + 2:
             raise InputError(
-                f"{line['plan']} names operator {number} of {layers} layers; the profile has "
-                f"{len(profile)} operators",
-                field="mist/ops",
-                way_out=f"Give {OPERATORS} for each size: one, those of one layer, and two",
+                f"{line['plan']} names operator {number} of {layers} layers; they have "
+                f"{behind + 2}, from 0 on",
+                field="mist/plans",
+                way_out="Correct the operators of its stages, or how many layers it has",
             )
         if number == 0:
             return profile[0]
@@ -325,36 +319,8 @@ class Mist:
         return profile[LAYER.stop + number - behind]
 
     @cached_property
-    def _profiles(self) -> dict[tuple[object, ...], list[Op]]:
-        found: dict[tuple[object, ...], list[Op]] = {}
-        for op in self.tables.lines("mist/ops", OPS):
-            key = tuple(op[name] for name in ("set", "model", "mbs", "tp", "algo"))
-            found.setdefault(key, []).append(op)
-        return {key: self._reduce_by_table(found, key) for key in found}
-
-    def _reduce_by_table(
-        self, profiles: Mapping[tuple[object, ...], list[Op]], key: tuple[object, ...]
-    ) -> list[Op]:
-        """Return a profile whose all-reduces take as long as the table of collectives says.
-
-        An operator of t GPUs takes a t-th of its time on one, and the all-reduce. The two sources
-        may differ: the A10G groups of four were profiled on links twice as fast as the table's.
-        """
-        name, model, samples, tensor, algorithm = key
-        profile = profiles[key]
-        alone = profiles.get((name, model, samples, 1, algorithm), ())
-        measured = self._collectives.get((name, "all_reduce", tensor))
-        split = algorithm == COLUMN_THEN_ROW and tensor != 1 and len(alone) == len(profile)
-        found: list[Op] = []
-        for number, op in enumerate(profile):
-            times = {}
-            if split and measured and op["op"] in REDUCED:
-                column = REDUCED[op["op"]]
-                hidden_state = MIB * profile[0]["output_mib"]
-                compute = alone[number][column] / op["tp"]
-                times = {column: compute + _read_off(*measured, hidden_state)}
-            found.append({**op, **times, "profiled": op})
-        return found
+    def _profiles(self) -> Profiles:
+        return read_profiles(self.tables.lines("mist/ops", OPS), self._collectives)
 
     def _sent(self, name: str, link: str, count: float) -> float:
         if (name, link) not in self._links:
@@ -364,34 +330,13 @@ class Mist:
                 way_out="Add it to the table, or take the plans that use it out",
             )
         sizes, times = self._links[name, link]
-        return _read_off(sizes, times, count)
+        return read_off(sizes, times, count)
 
     @cached_property
-    def _links(self) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
-        return _by_size(self.tables.lines("mist/p2p", P2P), ("set", "link"))
+    def _links(self) -> Curves:
+        return by_size(self.tables.lines("mist/p2p", P2P), ("set", "link"))
 
     @cached_property
-    def _collectives(self) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
+    def _collectives(self) -> Curves:
         lines = self.tables.lines("mist/collectives", COLLECTIVES)
-        return _by_size(lines, ("set", "collective", "gpus"))
-
-
-def _by_size(
-    lines: Sequence[Line], names: Sequence[str]
-) -> dict[tuple[object, ...], tuple[list[float], list[float]]]:
-    """Return sizes and the medians of their times, ascending, by the values of some columns."""
-    found: dict[tuple[object, ...], dict[float, list[float]]] = {}
-    for line in lines:
-        key = tuple(line[name] for name in names)
-        found.setdefault(key, {}).setdefault(line["bytes"], []).append(line["time_ns"])
-    return {
-        key: (sorted(times), [median(times[size]) for size in sorted(times)])
-        for key, times in found.items()
-    }
-
-
-def _read_off(sizes: Sequence[float], times: Sequence[float], count: float) -> float:
-    """Return the time for some bytes, interpolated; beyond the largest size at its rate."""
-    if count > sizes[-1]:
-        return times[-1] * count / sizes[-1]
-    return float(np.interp(count, sizes, times))
+        return by_size(lines, ("set", "collective", "gpus"))

@@ -172,3 +172,18 @@ def test_a_plan_without_its_profile(tmp_path: Path) -> None:
     left_out = Mist(Tables(folder)).unpredicted
     for word in ("mist/ops", "needs 13B", "not profiled", "Add its operators"):
         assert word in left_out["a10g-aceso-13B-p13"]
+
+
+def test_operators_out_of_order(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(SHIPPED / "mist", folder / "mist")
+    path = folder / "mist" / "ops.json"
+    document = json.loads(path.read_text())
+    document["rows"].reverse()
+    path.write_text(json.dumps(document))
+    mist = Mist(Tables(folder))
+    assert not mist.plans
+    said = mist.unpredicted["a10g-aceso-13B-p13"]
+    first = "operator 0 is gpt-post-process, where embedding comes"
+    for word in ("mist/ops", "13B on a10g", first, "order of execution"):
+        assert word in said
