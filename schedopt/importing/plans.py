@@ -122,7 +122,7 @@ def _profile(table: Path, line: Line) -> Profile:
 
 
 def _read_stage(item: Item) -> _Stage:
-    first, end = (whole(value) for value in item.get("ops").entries())
+    first, end = _two(item.get("ops"))
     lists = {name: _runs(item.get(name)) for name in ("tp", "dp", "recompute")}
     if end <= first or any(len(values) != end - first for values in lists.values()):
         raise InputError(
@@ -159,9 +159,16 @@ def _runs(item: Item) -> list[int]:
     """Return the values of a list of runs: a value and how often it comes."""
     values: list[int] = []
     for run in item.entries():
-        value, count = (whole(part) for part in run.entries())
+        value, count = _two(run)
         values += [value] * count
     return values
+
+
+def _two(item: Item) -> tuple[int, int]:
+    values = [whole(value) for value in item.entries()]
+    if len(values) != 2:
+        raise InputError(f"has {len(values)} values, not two", field=item.path, way_out="Give two")
+    return values[0], values[1]
 
 
 def _again(first: int, recomputed: Sequence[int]) -> Iterator[tuple[int, int]]:

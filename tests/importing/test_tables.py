@@ -246,6 +246,8 @@ def in_stage(number: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
         (in_stage(0, ops=[1, 211]), "lists of a stage are not as long"),
         (lambda plan: plan.update(layers=31), "names operators .* the profile has 406"),
         (in_stage(0, tp=[[1, 1], [2, 10_000]]), "lists of a stage are not as long"),
+        (in_stage(0, ops=[0]), r"stages\[0\].ops: has 1 values, not two"),
+        (in_stage(0, dp=[[1]]), r"stages\[0\].dp\[0\]: has 1 values, not two"),
         (in_stage(0, gpus=3), "3 GPUs are not 1 replicas of 2"),
         (lambda plan: plan.update(mbs=3), "ops.json: variants: no variant of 3 samples"),
         (lambda plan: plan.update(model="9B"), "the table has no '9B'"),

@@ -21,6 +21,7 @@ from schedopt.bench.published.mist_profiles import (
     read_off,
     read_profiles,
 )
+from schedopt.bench.published.mist_stages import read_stages
 from schedopt.bench.published.tables import Line, Tables
 from schedopt.errors import InputError
 from schedopt.importing.kept import Operator
@@ -189,8 +190,6 @@ class Mist:
                 plans.append(plan)
             except InputError as error:
                 left_out[name] = str(error)
-            except KeyError as error:
-                left_out[name] = f"a stage of it has no {error}"
         for name in ranks.keys() - {plan.name for plan in plans} - left_out.keys():
             left_out[name] = "there is no plan of this name in mist/plans"
         return plans, left_out
@@ -261,29 +260,15 @@ class Mist:
 
     def _stages(self, line: Line) -> Iterator[PlanStage]:
         first = 0
-        for stage in line["stages"]:
-            begin, end = stage["ops"]
-            lists = ("tp", "dp", "algo", "recompute")
-            if any(sum(count for _, count in stage[name]) != end - begin for name in lists):
-                raise InputError(
-                    f"the lists of a stage are not as long as its operators, {begin} to {end}",
-                    field="stages",
-                    way_out="Give each operator its degrees",
-                    source=str(self.tables.path("mist/plans")),
-                )
-            runs = [
-                [value for value, count in stage[name] for _ in range(count)]
-                for name in ("tp", "dp", "algo")
-            ]
-            again = [bool(value) for value, count in stage["recompute"] for _ in range(count)]
+        for stage in read_stages(line):
+            numbers = range(stage.first, stage.first + len(stage.tensor))
+            degrees = zip(numbers, stage.tensor, stage.replicas, stage.algorithm, strict=True)
             ops = [
                 self._op(line, number, tensor, line["mbs"] // replicas, algorithm)
-                for number, tensor, replicas, algorithm in zip(
-                    range(begin, end), *runs, strict=True
-                )
+                for number, tensor, replicas, algorithm in degrees
             ]
-            yield PlanStage(ops, again, runs[1], range(first, first + stage["gpus"]))
-            first += stage["gpus"]
+            yield PlanStage(ops, stage.again, stage.replicas, range(first, first + stage.gpus))
+            first += stage.gpus
 
     def _op(self, line: Line, number: int, tensor: int, samples: int, algorithm: int) -> Op:
         """Return the profile of an operator of the model."""
