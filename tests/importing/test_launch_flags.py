@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
+from schedopt.importing.launch_files.settings import Contradiction
 from schedopt.importing.launch_files.shell import read_flags
 from tests.refusals import assert_refused
 
@@ -34,7 +37,7 @@ torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py "${ARGS[@]}" $OLD_AR
 
 
 def test_scripts_are_read_as_bash_does() -> None:
-    assert read_flags(SCRIPT, {"bf16"}) == {
+    assert read_flags(SCRIPT, {"bf16"}).values == {
         "num-layers": "24",
         "hidden-size": "1024",
         "pipeline-model-parallel-size": "4",
@@ -66,6 +69,67 @@ language_model:
   rampup_batch_size: null
 """
     assert read_flags(lines) == read_flags(yaml)
+
+
+def test_yaml_with_dashes_is_read_where_it_has_them() -> None:
+    yaml = """\
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  # Sizes
+  --tensor-model-parallel-size: 2
+  --use-distributed-optimizer: true
+  --fp16: false
+  --tokenizer-model: ${DATA}/a.model  # a path
+METRICS:
+  - "iteration-time"
+"""
+    assert read_flags(yaml).values == {
+        "tensor-model-parallel-size": "2",
+        "use-distributed-optimizer": True,
+        "tokenizer-model": "${DATA}/a.model",
+    }
+
+
+QUOTED = {
+    "ARGS=()\nARGS+=(\n  \"--split '99,1,0'\"\n  \"--bf16\" \"--seed 1\"\n)\nrun ${ARGS[@]}":
+        {"split": "99,1,0", "bf16": True, "seed": "1"},
+    "srun --nodes=2 --unbuffered bash -c 'python -u p.py --seed 1 --layout \"Et|tL\" --bf16'":
+        {"nodes": "2", "unbuffered": "bash", "seed": "1", "layout": "Et|tL", "bf16": True},
+    # A comment ends with its line, whatever stands at the end; a # in a word is none.
+    "run \\\n  --seed 1 \\\n  --name a#b \\\n  --bf16\n(\n  # --seed 2 \\\n  --lr 3 # it's \\\n)":
+        {"seed": "1", "name": "a#b", "bf16": True, "lr": "3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_quotes_and_comments_are_those_of_bash(text: str) -> None:
+    assert read_flags(text, {"bf16"}).values == QUOTED[text]
+
+
+def test_what_a_condition_decides_is_told() -> None:
+    text = """
+TP=1
+PP=2
+if [ $SIZE = 8B ]; then
+    TP=4; MORE="--use-distributed-optimizer"; NEW=3
+    DATA="--split 1"
+else
+    PP=2
+    DATA="--split 2"
+fi
+run --tp $TP --pp $PP --new $NEW
+"""
+    found = read_flags(text, {"use-distributed-optimizer"})
+    assert found.values == {
+        "use-distributed-optimizer": True,
+        "split": Contradiction(("1", "2")),
+        # One branch has another value than what stands before it.
+        "tp": "$TP",
+        "pp": "2",
+        "new": "3",
+    }
+    assert found.decided == {"use-distributed-optimizer", "split"}
 
 
 def test_a_file_without_flags_is_refused() -> None:

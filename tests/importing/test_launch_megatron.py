@@ -172,6 +172,18 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     assert [note.rpartition(": ")[2] for note in found.notes] == ["--overlap-grad-reduce", "--bf16"]
 
 
+def test_what_a_condition_decides_is_told(tmp_path: Path) -> None:
+    text = (
+        "--pipeline-model-parallel-size 2 --global-batch-size 4\nif [ $A = 1 ]; then\n"
+        "  MORE='--use-distributed-optimizer --seed 1'\nelse\n  MORE='--seed 2'\nfi"
+    )
+    found = megatron(tmp_path, text)
+    assert found.launch.shard == "optimizer"
+    assert found.notes == (
+        "Taken as given, which a condition of the file decides: --use-distributed-optimizer",
+    )
+
+
 def test_ignored_flags_are_left_out(tmp_path: Path) -> None:
     text = "--pipeline-model-parallel-size 4 --my-flag 3 --recompute-granularity selective"
     ignored = ("--my-flag", "recompute-granularity")
@@ -195,6 +207,11 @@ REFUSED = [
     ("--pipeline-model-parallel-size 0", "pipeline-model-parallel-size", "0 is out of range"),
     (f"{P4} --num-layers 12", "num-layers", "12, and the chain has 8 transformer layers"),
     (f"{P2} {P4}", "pipeline-model-parallel-size", "it stands there twice, with '2' and '4'"),
+    ("PP=2; if [ $A ]; then PP=4; fi; run --pipeline-model-parallel-size $PP",
+     "pipeline-model-parallel-size", "'$PP' is not a whole number"),
+    (f"{P4} --yaml-cfg a.yaml", "yaml-cfg", "the arguments lie in another file"),
+    (f"{P4} --checkpoint-activations", "checkpoint-activations", "Megatron-LM takes it no more"),
+    (f"{P4} --deepspeed_config ds.json", "deepspeed-config", "DeepSpeed runs the step"),
     (f"{P4} --nproc-per-node 8 --nnodes 2", "nproc-per-node",
      "8 processes on 2 nodes are started, and the platform has 4 GPUs"),
     (f"{P4} --pipeline-model-parallel-layout Et|tL", "pipeline-model-parallel-layout",

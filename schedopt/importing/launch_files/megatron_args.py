@@ -64,7 +64,8 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         For flags that contradict each other, that Megatron-LM or the chain do not allow, or that
         change the step or the memory in a way that a plan cannot.
     """
-    settings = Settings(read_flags(text, SWITCHES), ignored, prefix="--")
+    flags = read_flags(text, SWITCHES)
+    settings = Settings(flags.values, ignored, prefix="--", decided=flags.decided)
     settings.check_ignored((RANKS, TENSOR, CONTEXT, EXPERT, SIZE, BATCH))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
     replicas = _replicas(settings, gpus, ranks, tensor, context)

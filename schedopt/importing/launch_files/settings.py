@@ -18,6 +18,12 @@ SHOWN: Final = 8
 """Of settings that are not known, so many are named behind the first one."""
 
 
+class Contradiction(tuple[Any, ...]):
+    """The values of a setting that stands in a file several times."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """Settings that a plan leaves out.
@@ -94,11 +100,14 @@ class Settings:
         Settings that somebody says to leave out, by the last part of their name or all of it.
     prefix : str
         Of a name in an error: ``--``.
+    decided : collection of str
+        Settings that lie in a condition of the file.
     """
 
     values: Mapping[str, Any]
     ignored: Collection[str] = ()
     prefix: str = ""
+    decided: Collection[str] = ()
     read: set[str] = field(default_factory=set)
 
     def name(self, key: str) -> str:
@@ -112,7 +121,13 @@ class Settings:
     def get(self, key: str) -> Any:
         """Return a value; None where it is not set or is to be left out."""
         self.read.add(key)
-        return None if self._is_ignored(key) else self.values.get(key)
+        if self._is_ignored(key):
+            return None
+        value = self.values.get(key)
+        if isinstance(value, Contradiction):
+            told = " and ".join(map(show, value))
+            self.refuse(key, f"it stands there twice, with {told}", "Keep one of them")
+        return value
 
     def has(self, key: str) -> bool:
         """Whether a setting is there and counts."""
@@ -140,7 +155,7 @@ class Settings:
 
     def _say_number(self, value: str) -> str:
         if "$" in value:
-            return "Set the variable in the file, or write the number"
+            return "Set the variable in the file, in no condition, or write the number"
         return "Write the number" + (
             ": what is left to another program is not known here" if value == "auto" else ""
         )
@@ -201,6 +216,8 @@ class Settings:
                 left[kind.why].append(self.name(key))
         if unknown:
             self._refuse_unknown(unknown)
+        if decided := [self.name(key) for key in self.decided if self._counts(key)]:
+            left["Taken as given, which a condition of the file decides"] = sorted(decided)
         return tuple(f"{why}: {', '.join(names)}" for why, names in left.items() if names)
 
     def _refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
@@ -212,6 +229,10 @@ class Settings:
             f"it is unknown here, and may change the step or the memory{also}",
             self._say_ignore(first, several=bool(others)),
         )
+
+    def _counts(self, key: str) -> bool:
+        """Whether a setting was read."""
+        return key in self.read and not self._is_ignored(key)
 
     def _is_ignored(self, key: str) -> bool:
         names = {name.removeprefix(self.prefix or "--") for name in self.ignored}

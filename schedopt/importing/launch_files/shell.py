@@ -6,14 +6,13 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from schedopt.errors import InputError
-from schedopt.importing.launch_files.settings import MOST
-from schedopt.validation import show
+from schedopt.importing.launch_files.settings import MOST, Contradiction
 
-_JOINED: Final = re.compile(r"\\\r?\n")
 _SUM: Final = re.compile(r"\$\(\(([^()]{0,200})\)\)")
 _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -24,15 +23,36 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
 _SET: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _USED: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _YAML: Final = re.compile(r"\s*(?:- )?([A-Za-z][\w-]*)\s*:(?:\s+(.*?))?\s*")
+_DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
+_DEPTHS: Final = {"if": 1, "case": 1, "fi": -1, "esac": -1}
+_FLAG: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
 
 
-def read_flags(text: str, switches: Collection[str] = ()) -> dict[str, Any]:
-    r"""Return the flags of a text with their values, without the dashes; True: no value.
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a text.
 
-    Read are words as bash parts them, in arrays and quoted variables too, with comments, ``\`` at
-    the end of a line, variables that the text itself sets, ``${NAME:-8}`` and sums of numbers,
-    ``$((8 * N))``. Of a flag with several values the first one is taken. Or the text is YAML, a
-    ``name: value`` a line.
+    Parameters
+    ----------
+    values : mapping
+        By name, without the dashes. True: no value. `Contradiction`: it stands there twice.
+    decided : collection of str
+        Those that lie between ``if`` and ``fi``, or ``case`` and ``esac``.
+    """
+
+    values: Mapping[str, Any]
+    decided: Collection[str] = ()
+
+
+def read_flags(text: str, switches: Collection[str] = ()) -> Flags:
+    r"""Return the flags of a text with their values.
+
+    Read are words as bash parts them, in arrays, quoted variables and quoted commands
+    (``bash -c "..."``) too, with comments, ``\`` at the end of a line, variables that the text
+    itself sets, ``${NAME:-8}`` and sums of numbers, ``$((8 * N))``. All branches of a condition are
+    read; a variable to which they give other values is not known. Of a flag with several values
+    the first one is taken. Or the text is YAML, a ``name: value`` a line; if there are lines of
+    ``--name: value``, only these count, as in the model configurations of Megatron-LM's tests.
 
     Parameters
     ----------
@@ -43,35 +63,40 @@ def read_flags(text: str, switches: Collection[str] = ()) -> dict[str, Any]:
     Raises
     ------
     InputError
-        For quotes that do not end, and for flags that stand there twice with other values.
+        For quotes that do not end.
     """
-    pairs = [*_yaml(text)] or [*_words(text, {}, switches)]
-    found: dict[str, Any] = {}
+    script = _Script(switches)
+    pairs = [*_yaml(text)] or [*script.flags(text)]
+    found: dict[str, list[Any]] = {}
     for name, value in pairs:
-        if name in found and found[name] != value:
-            raise InputError(
-                f"it stands there twice, with {show(found[name])} and {show(value)}",
-                field=f"--{name}",
-                way_out="Keep one of them",
-            )
-        found[name] = value
+        values = found.setdefault(name, [])
+        if value not in values:
+            values.append(value)
     if not found:
         raise InputError(
             "there are no flags in it",
             way_out="Give a script, a command line, or a flag a line: --tensor-model-parallel-size "
             "2",
         )
-    return found
+    once = {
+        name: values[0] if len(values) == 1 else Contradiction(values)
+        for name, values in found.items()
+    }
+    return Flags(once, script.decided)
 
 
 def _yaml(text: str) -> Iterator[tuple[str, Any]]:
     """Yield what a file of ``name: value`` says; nothing if it is something else."""
     lines = [line for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"]
-    matches = [_YAML.fullmatch(re.sub(r"\s#.*", "", line)) for line in lines]
-    if "--" in text.replace("---", "") or not all(matches):
+    lines = [re.sub(r"\s#.*", "", line) for line in lines]
+    matches = [match for line in lines if (match := _DASHED.fullmatch(line))]
+    if not matches:
+        matches = [match for line in lines if (match := _YAML.fullmatch(line))]
+        if len(matches) < len(lines):
+            return
+    if any(_FLAG.search(match[2] or "") for match in matches):
         return
     for match in matches:
-        assert match is not None
         name, written = match[1].replace("_", "-"), (match[2] or "").strip("'\"")
         if written in ("", "null", "~", "None"):
             continue
@@ -79,61 +104,121 @@ def _yaml(text: str) -> Iterator[tuple[str, Any]]:
             yield name, True if written.lower() == "true" else written
 
 
-def _words(
-    text: str, variables: dict[str, str], switches: Collection[str]
-) -> Iterator[tuple[str, Any]]:
-    """Yield flags with their values, and keep the variables that the text sets."""
-    text = _SUM.sub(lambda match: match[0].replace(" ", ""), _JOINED.sub(" ", text))
+@dataclass
+class _Script:
+    """What is known of a script up to a place in it.
+
+    Parameters
+    ----------
+    switches : collection of str
+        Flags that have no value.
+    variables : dict of str to str
+        Those that the text sets.
+    depth : int
+        Of conditions around the place.
+    decided : set of str
+        Flags between ``if`` and ``fi``, or ``case`` and ``esac``.
+    """
+
+    switches: Collection[str]
+    variables: dict[str, str] = field(default_factory=dict)
+    depth: int = 0
+    decided: set[str] = field(default_factory=set)
+
+    def flags(self, text: str) -> Iterator[tuple[str, Any]]:
+        """Yield flags with their values."""
+        for name, value in self._pairs(_split(text)):
+            if self.depth:
+                self.decided.add(name)
+            yield name, value
+
+    def _pairs(self, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        flag: str | None = None
+        for word in (word.rstrip(";") for word in words):
+            if flag is None:
+                self.depth = max(0, self.depth + _DEPTHS.get(word, 0))
+            if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
+                value = match[2]
+                if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
+                    yield from self.flags(value)
+                    continue
+                self._set(match[1], self._expand(value))
+                word = value.removeprefix("(") if value.startswith("(") else ""
+            closed = word.count(")") > word.count("(")
+            if closed:
+                word = word.removesuffix(")")
+            if _FLAG.search(word) and re.search(r"\s", word):
+                # A command in quotes, or a flag and its value that bash parts where they are used.
+                if flag is not None:
+                    yield flag, True
+                    flag = None
+                yield from self.flags(word)
+            elif word.startswith("--") and len(word) > 2:
+                if flag is not None:
+                    yield flag, True
+                name, is_set, value = word[2:].partition("=")
+                flag = name.replace("_", "-")
+                if is_set or flag in self.switches:
+                    yield flag, self._expand(value) if is_set else True
+                    flag = None
+            elif flag is not None and word and word not in ("&&", "|"):
+                yield flag, self._expand(word)
+                flag = None
+            if closed and flag is not None:
+                yield flag, True
+                flag = None
+        if flag is not None:
+            yield flag, True
+
+    def _set(self, name: str, value: str) -> None:
+        """Keep the value of a variable; of one that a condition decides, that it is not known."""
+        known = self.variables.get(name, value)
+        self.variables[name] = f"${name}" if self.depth and known != value else value
+
+    def _expand(self, word: str) -> str:
+        """Return a word with the variables that are known, and with its sums added up."""
+
+        def value(match: re.Match[str]) -> str:
+            name = match[1] or match[3]
+            default = match[0] if match[2] is None else match[2]
+            return self.variables.get(name, default)
+
+        word = _SUM.sub(lambda match: _add_up(match, self.variables), word)
+        return _USED.sub(value, word)
+
+
+def _split(text: str) -> list[str]:
+    """Return the words of a text."""
+    text = _SUM.sub(lambda match: match[0].replace(" ", ""), _one_line_each(text))
     reader = shlex.shlex(text, posix=True)
-    reader.whitespace_split = True
+    reader.whitespace_split, reader.commenters = True, ""
     try:
-        words = [*reader]
+        return [*reader]
     except ValueError:
         raise InputError(
             f"a quote that begins before the end of line {reader.lineno} never ends",
             field=f"line {reader.lineno}",
             way_out="Close it",
         ) from None
-    flag: str | None = None
-    for word in words:
-        if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
-            value = match[2]
-            if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
-                yield from _words(value, variables, switches)
-                continue
-            variables[match[1]] = _expand(value.rstrip(";"), variables)
-            word = value.removeprefix("(") if value.startswith("(") else ""
-        closed = word.count(")") > word.count("(")
-        if closed:
-            word = word.removesuffix(")")
-        if word.startswith("--") and len(word) > 2:
-            if flag is not None:
-                yield flag, True
-            name, is_set, value = word[2:].partition("=")
-            flag = name.replace("_", "-")
-            if is_set or flag in switches:
-                yield flag, _expand(value, variables) if is_set else True
-                flag = None
-        elif flag is not None and word and word not in (";", "&&", "|"):
-            yield flag, _expand(word, variables)
-            flag = None
-        if closed and flag is not None:
-            yield flag, True
-            flag = None
-    if flag is not None:
-        yield flag, True
 
 
-def _expand(word: str, variables: Mapping[str, str]) -> str:
-    """Return a word with the variables that are known, and with its sums added up."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        default = match[0] if match[2] is None else match[2]
-        return variables.get(name, default)
-
-    word = _SUM.sub(lambda match: _add_up(match, variables), word)
-    return _USED.sub(value, word)
+def _one_line_each(text: str) -> str:
+    """Return a text without comments and without backslashes at the end of a line."""
+    found, quote, before = [], "", "\n"
+    signs = iter(text.replace("\r\n", "\n"))
+    for sign in signs:
+        if sign == "\\" and quote != "'":
+            behind = next(signs, "")
+            found.append(" " if behind == "\n" else sign + behind)
+            before = " " if behind == "\n" else behind
+            continue
+        if sign == "#" and not quote and before in " \t\n;&|()":
+            sign = next((other for other in signs if other == "\n"), "")
+        elif sign in ("'", '"') and quote in ("", sign):
+            quote = "" if quote else sign
+        found.append(sign)
+        before = sign
+    return "".join(found)
 
 
 def _add_up(match: re.Match[str], variables: Mapping[str, str]) -> str:
