@@ -43,6 +43,11 @@ class LaunchOptions:
         "NAME: Of launch files: leave out this flag or setting, which changes neither the step nor "
         "the memory of the chain as it was measured. May be given more than once.",
     ] = None
+    config: Annotated[
+        str | None,
+        "NAME: Of torchtitan-toml in Python: the function that returns the configuration. Default: "
+        "the only one.",
+    ] = None
     stages: Annotated[
         int | None, "S: Of deepspeed-json: the stages of the pipeline. Default: 1."
     ] = None
@@ -60,10 +65,11 @@ class LaunchOptions:
         from schedopt.importing.launches import LAUNCH_SOURCES
 
         is_launch = source in LAUNCH_SOURCES
-        of_deepspeed = ("stages", "partition", "tensor_parallel")
+        own = dict.fromkeys(("stages", "partition", "tensor_parallel"), "deepspeed-json")
+        own["config"] = "torchtitan-toml"
         for field in fields(self):
             option = f"--{field.name.replace('_', '-')}"
-            allowed = source == "deepspeed-json" if field.name in of_deepspeed else is_launch
+            allowed = source == own[field.name] if field.name in own else is_launch
             if getattr(self, field.name) and not allowed:
                 raise InputError(
                     f"{source} has no such thing",
@@ -104,7 +110,13 @@ def import_launch_file(
     with naming_options():
         try:
             found = import_launch(
-                file, source, profile, platform, ignored=options.ignore or (), pipeline=pipeline
+                file,
+                source,
+                profile,
+                platform,
+                ignored=options.ignore or (),
+                pipeline=pipeline,
+                config=options.config,
             )
         except InputError as error:
             if error.source or not error.field.startswith(("layers", "variants")):

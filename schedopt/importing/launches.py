@@ -44,6 +44,7 @@ def import_launch(
     *,
     ignored: Collection[str] = (),
     pipeline: Pipeline | None = None,
+    config: str | None = None,
 ) -> ImportedLaunch:
     """Turn a launch file into a plan, laid out as its engine runs it.
 
@@ -62,6 +63,8 @@ def import_launch(
         Settings to leave out, since they change neither the step nor the memory of this chain.
     pipeline : Pipeline, optional
         Of DeepSpeed, what its configuration does not say.
+    config : str, optional
+        Of torchtitan in Python: the function that returns the configuration. Default: the only one.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def import_launch(
         if source == "megatron-args":
             launch = read_megatron(text, chain, gpus, ignored)
         elif source == "torchtitan-toml":
-            launch = read_torchtitan(text, chain, gpus, path, ignored)
+            launch = read_torchtitan(text, chain, gpus, path, ignored, config)
         else:
             launch = read_deepspeed(text, chain, gpus, path, ignored, pipeline)
         result = lay_out(launch, profile, platform)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import re
+import sys
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +21,9 @@ from torch.testing import assert_close
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schedopt import Plan
+from schedopt.importing.launch_files import torchtitan_toml
+from schedopt.importing.launch_files.settings import vocabulary
+from schedopt.importing.launch_files.titan_config import read_configuration
 from schedopt.solving.engine_grid import ALL, Grid
 from schedopt.stage import Shard
 from tests.budgets import trials
@@ -169,3 +179,69 @@ def test_its_pipeline_trains_the_plan(name: str, pool: RankPool, tmp_path: Path)
         runs = COUNT // grid.replicas * (2 if grid.redone else 1)
         assert set(found["forwards"].values()) <= {runs}
     assert {name for found in ranks for name in found["forwards"]} == {*map(str, range(BLOCKS))}
+
+
+SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig"}
+
+
+class Names(dict[str, Any]):
+    """What a file names: what is not here can be called with anything."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return MagicMock()
+
+
+def configuration(**given: Any) -> SimpleNamespace:
+    """Return what a Trainer.Config has, whose module needs more than is installed."""
+    config = load("torchtitan.config")
+    default = load("torchtitan.distributed.activation_checkpoint").SelectiveAC.Config()
+    sections = {name: getattr(config, kind)() for name, kind in SECTIONS.items()}
+    others = {"activation_checkpoint": default, "compile": config.CompileConfig()}
+    rest = {name: MagicMock() for name in ("optimizer", "model_spec", "override")}
+    return SimpleNamespace(**(sections | others | rest | given))
+
+
+@pytest.mark.parametrize("model", ["llama3", "deepseek_v3", "qwen3", "gpt_oss"])
+def test_its_own_configurations_are_read_as_python_runs_them(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A function imports this one itself; it needs GPUs.
+    monkeypatch.setitem(sys.modules, "torchtitan.components.lora", MagicMock())
+    folder = Path(load("torchtitan.config").__file__).parents[1]
+    text = (folder / "models" / model / "config_registry.py").read_text()
+    config = load("torchtitan.config")
+    checkpoints = load("torchtitan.distributed.activation_checkpoint")
+    known = {one: getattr(config, one) for one in (*SECTIONS.values(), "CompileConfig")}
+    known |= {one: getattr(checkpoints, one) for one in ("FullAC", "SelectiveAC")}
+    trainer = SimpleNamespace(Config=configuration)
+    made = Names(known, Trainer=trainer, __builtins__=builtins, __name__="registry")
+    tree = ast.parse(text)
+    tree.body = [one for one in tree.body if not isinstance(one, ast.Import | ast.ImportFrom)]
+    exec(compile(tree, "registry", "exec"), made)
+    names = re.findall(r"^def (\w+)\(\) -> Trainer.Config:", text, re.MULTILINE)
+    assert len(names) > 1
+    for name in names:
+        run, found = made[name](), read_configuration(text, name)
+        for section, kind in SECTIONS.items():
+            for one in fields(known[kind]):
+                value = found.get(f"{section}.{one.name}", one.default)
+                assert value == getattr(getattr(run, section), one.name), (name, one.name)
+        ways = {"FullAC": "full", "SelectiveAC": "selective", "NoneType": "none"}
+        own = type(run.activation_checkpoint).__qualname__.partition(".")[0]
+        assert found["activation_checkpoint.mode"] == ways[own], name
+
+
+def test_its_settings_are_known() -> None:
+    known = vocabulary("torchtitan")
+    kinds = SECTIONS | {"compile": "CompileConfig", "debug": "DebugConfig", "comm": "CommConfig"}
+    config = load("torchtitan.config")
+    own = [
+        f"{section}.{one.name}"
+        for section, kind in kinds.items()
+        for one in fields(getattr(config, kind))
+    ]
+    read = {value for value in vars(torchtitan_toml).values() if isinstance(value, str)}
+    left = {*own} - read - {*known.refused}
+    assert {key for key in left if not any(kind.has(key) for kind in known.left_out)} == set()

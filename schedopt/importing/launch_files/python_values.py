@@ -34,6 +34,22 @@ def is_python(path: Path, text: str) -> bool:
     return path.suffix == ".py" or text.startswith('"""')
 
 
+def parse(text: str) -> ast.Module:
+    """Return the tree of a file.
+
+    Raises
+    ------
+    InputError
+        If it is no Python.
+    """
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"it is no Python: {error}", way_out="Give the file as schedopt export wrote it"
+        ) from None
+
+
 def read_assignments(text: str) -> dict[str, Any]:
     """Return what a file assigns to names and attributes, in modules and functions, the last each.
 
@@ -45,23 +61,18 @@ def read_assignments(text: str) -> dict[str, Any]:
     InputError
         If it is no Python.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"it is no Python: {error}", way_out="Give the file as schedopt export wrote it"
-        ) from None
+    tree = parse(text)
     values: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     for target, expression in _assignments(tree):
-        name = _dotted(target, aliases)
+        name = dotted(target, aliases)
         if name is None:
             continue
-        told = _dotted(expression, aliases)
+        told = dotted(expression, aliases)
         if told is not None and "." in told and told not in values:
             aliases[name] = told
         else:
-            values[name] = _value(expression, values, aliases)
+            values[name] = value_of(expression, values, aliases)
     return values
 
 
@@ -77,27 +88,27 @@ def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield statement.target, statement.value
 
 
-def _dotted(node: ast.expr, aliases: dict[str, str]) -> str | None:
+def dotted(node: ast.expr, aliases: dict[str, str]) -> str | None:
     """Return the name of a name or an attribute; None of anything else."""
     if isinstance(node, ast.Name):
         return aliases.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
-        inner = _dotted(node.value, aliases)
+        inner = dotted(node.value, aliases)
         return None if inner is None else f"{inner}.{node.attr}"
     return None
 
 
-def _value(node: ast.expr, values: dict[str, Any], aliases: dict[str, str]) -> Any:
+def value_of(node: ast.expr, values: dict[str, Any], aliases: dict[str, str]) -> Any:
     """Return a value, of which whole numbers may be products."""
-    name = _dotted(node, aliases)
+    name = dotted(node, aliases)
     if name is not None and name in values:
         return values[name]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factors = [_value(side, values, aliases) for side in (node.left, node.right)]
+        factors = [value_of(side, values, aliases) for side in (node.left, node.right)]
         if all(type(factor) is int for factor in factors):
             return factors[0] * factors[1]
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and len(node.args) == 1:
-        return _value(node.args[0], values, aliases)
+        return value_of(node.args[0], values, aliases)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):

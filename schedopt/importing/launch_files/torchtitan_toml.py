@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from schedopt.chain import Chain
 from schedopt.engine import recomputable_units
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.launch import Launch, Layers
-from schedopt.importing.launch_files.python_values import Code, is_python, read_assignments
+from schedopt.importing.launch_files.python_values import Code, is_python
 from schedopt.importing.launch_files.schedules import (
     FROM_CSV,
     LOOPED,
@@ -33,6 +33,7 @@ from schedopt.importing.launch_files.schedules import (
 )
 from schedopt.importing.launch_files.settings import Settings
 from schedopt.importing.launch_files.splitting import stages_of_chunks, units_within
+from schedopt.importing.launch_files.titan_config import EVERY, MODE, read_configuration
 from schedopt.importing.reading import read_file
 from schedopt.megatron_layout import LayoutChunk
 from schedopt.stage import Shard
@@ -57,8 +58,6 @@ CSV: Final = f"{AT}.pipeline_parallel_schedule_csv"
 SIZE: Final = f"{AT}.pipeline_parallel_microbatch_size"
 LOCAL: Final = "training.local_batch_size"
 GLOBAL: Final = "training.global_batch_size"
-MODE: Final = "activation_checkpoint.mode"
-EVERY: Final = "activation_checkpoint.selective_ac_option"
 OLD: Final = {"training.batch_size": LOCAL}
 """Names of earlier versions."""
 _LAYER: Final = re.compile(r"layers\.([0-9]{1,6})")
@@ -66,14 +65,20 @@ _HEAD: Final = ("output", "lm_head")
 
 
 def read_torchtitan(
-    text: str, chain: Chain, gpus: int, path: Path, ignored: Collection[str] = ()
+    text: str,
+    chain: Chain,
+    gpus: int,
+    path: Path,
+    ignored: Collection[str] = (),
+    config: str | None = None,
 ) -> Launch:
     """Return what a configuration of torchtitan says of a step on so many GPUs.
 
     Parameters
     ----------
     text : str
-        TOML, as torchtitan read it up to 0.2; or the Python that ``schedopt export`` writes.
+        TOML, as torchtitan read it up to 0.2; Python with functions that return a Trainer.Config,
+        as it does since; or the Python that ``schedopt export`` writes.
     chain : Chain
         Of the model, with micro-batches of any size.
     gpus : int
@@ -81,13 +86,15 @@ def read_torchtitan(
         Of the file: a schedule in CSV lies beside it.
     ignored : collection of str
         Settings to leave out.
+    config : str, optional
+        Of Python: the function. Default: the only one.
 
     Raises
     ------
     InputError
         As of `read_megatron`.
     """
-    settings = Settings(_values(text, is_code=is_python(path, text)), ignored)
+    settings = Settings(_values(text, config, is_code=is_python(path, text)), ignored)
     settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, EXPERT, LOCAL, GLOBAL, SIZE))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
     replicas, shard = _replicas(settings, gpus, (ranks, tensor, context))
@@ -132,16 +139,21 @@ def _say_passes(replicas: int, passes: int, shard: Shard) -> Iterator[str]:
         )
 
 
-def _values(text: str, *, is_code: bool) -> dict[str, Any]:
+def _values(text: str, config: str | None, *, is_code: bool) -> dict[str, Any]:
     """Return the settings by section and name."""
     if is_code:
-        return _python_values(read_assignments(text))
+        return read_configuration(text, config)
+    if config is not None:
+        raise InputError(
+            "a TOML is one configuration", field="config", way_out="Leave import_launch.config out"
+        )
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f"it is no TOML: {error}",
-            way_out="Give the TOML of torchtitan 0.2, or the pipeline.py of schedopt export",
+            way_out="Give the TOML of torchtitan 0.2, or a Python file (.py) that returns a "
+            "Trainer.Config",
         ) from None
     found: dict[str, Any] = {}
     for section, members in document.items():
@@ -150,26 +162,6 @@ def _values(text: str, *, is_code: bool) -> dict[str, Any]:
                 found[OLD.get(f"{section}.{key}", f"{section}.{key}")] = value
         else:
             found[section] = members
-    return found
-
-
-def _python_values(assigned: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is assigned to sections of a configuration."""
-    found: dict[str, Any] = {}
-    for name, value in assigned.items():
-        section, _, key = name.removeprefix("config.").partition(".")
-        if section == "activation_checkpoint" and not key:
-            told = {None: "none", "FullAC.Config()": "full", "SelectiveAC.Config()": "selective"}
-            found[MODE] = told.get(value, str(value))
-            if found[MODE] == "selective":
-                found[EVERY] = "op"
-        elif key and name.startswith("config."):
-            found[f"{section}.{key}"] = value
-    if not found:
-        raise InputError(
-            "nothing is assigned to a section of config",
-            way_out="Give the pipeline.py that schedopt export writes",
-        )
     return found
 
 
