@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,29 @@ def test_between_nodes_it_goes_round_in_rings(tmp_path: Path, stage: int, count:
     kinds = [operation.kind for operation in redone.result.plan.pattern.operations]
     assert kinds.count("R") == 2 * gpus * count
     assert check(redone.result) == ()
+
+
+def test_what_is_off_is_left_out_with_all_that_it_would_need(tmp_path: Path) -> None:
+    off = {"enabled": False, "schedule": {"steps": 3}}
+    names = ("curriculum_learning", "data_efficiency", "elasticity", "autotuning")
+    nowhere = {"device": "none", "pin_memory": True}
+    zero = {"stage": 3, "offload_optimizer": nowhere, "gather_16bit_weights_on_model_save": True}
+    config = BATCH | dict.fromkeys(names, off) | {"zero_optimization": zero}
+    assert deepspeed(tmp_path, config).launch.shard == "parameter"
+    for name in names:
+        on = off | {"enabled": True}
+        assert_refused(
+            partial(deepspeed, tmp_path, config | {name: on}),
+            f"{name}.enabled",
+            source=tmp_path / "ds.json",
+        )
+    moved = zero | {"offload_optimizer": nowhere | {"device": "cpu"}}
+    assert_refused(
+        partial(deepspeed, tmp_path, config | {"zero_optimization": moved}),
+        "zero_optimization.offload_optimizer.device",
+        "moves what lies on a GPU elsewhere",
+        source=tmp_path / "ds.json",
+    )
 
 
 @pytest.mark.parametrize(
