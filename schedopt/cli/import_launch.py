@@ -197,7 +197,7 @@ def _say_memory(plan: Plan, *, fits: bool) -> str:
 def _solve(
     options: LaunchOptions, machine: PlatformOptions, plan: Plan, output: Path
 ) -> Sequence[str]:
-    """Return the command that looks for a better step of the same batch."""
+    """Return the command that looks for a better step of the same batch, on the same engine."""
     command = ["schedopt", "solve", "--chain", str(options.chain)]
     for field in fields(machine):
         value = getattr(machine, field.name)
@@ -208,7 +208,8 @@ def _solve(
     if options.tied is not None:
         command += ["--tied", options.tied]
     samples = plan.chain.samples_of(plan.pattern.k)
-    return [*command, "--batch", str(samples), "-o", str(output)]
+    engine = [] if plan.scope.engine is None else ["--for", plan.scope.engine]
+    return [*command, "--batch", str(samples), *engine, "-o", str(output)]
 
 
 def _document(found: ImportedLaunch) -> dict[str, Any]:

@@ -172,6 +172,29 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     assert [note.rpartition(": ")[2] for note in found.notes] == ["--overlap-grad-reduce", "--bf16"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shard"),
+    [
+        ("--use-megatron-fsdp", "none"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "optimizer"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "gradient"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "parameter"),
+        ("--use-torch-fsdp2", "parameter"),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", "gradient"),
+    ],
+)
+def test_without_a_pipeline_replicas_may_share_more(tmp_path: Path, text: str, shard: str) -> None:
+    found = megatron(tmp_path, f"{text} --global-batch-size 8")
+    plan = found.result.plan
+    assert plan is not None
+    assert {stage.shard for stage in plan.stages} == {shard}
+    assert plan.pattern.k == 8
+    assert check(found.result) == ()
+    # Of one backward there is no gradient to keep in parts.
+    once = megatron(tmp_path, f"{text} --global-batch-size 4")
+    assert once.launch.shard == ("optimizer" if shard == "gradient" else shard)
+
+
 def test_what_a_condition_decides_is_told(tmp_path: Path) -> None:
     text = (
         "--pipeline-model-parallel-size 2 --global-batch-size 4\nif [ $A = 1 ]; then\n"
@@ -259,6 +282,9 @@ REFUSED = [
      "expert-tensor-parallel-size", "2, and --tensor-model-parallel-size is 1: experts lie in"),
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
+    (f"{P2} --use-torch-fsdp2", "use-torch-fsdp2", "shares more among replicas"),
+    (f"{P2} --data-parallel-sharding-strategy optim", "data-parallel-sharding-strategy",
+     "is for --use-megatron-fsdp"),
     (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
     (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "1, and the chain has 0 layers"),
     (f"{P2} --my-flag 3", "my-flag", "it is unknown here, and may change the step"),

@@ -117,7 +117,7 @@ def read_deepspeed(
             f"{level}, and DeepSpeed has 0 to 3"
             if level >= len(LEVELS)
             else f"{level} beside a pipeline, which DeepSpeed refuses",
-            "Give 0 or 1",
+            "Give 0 or 1" if ranks > 1 else "Give one of these",
         )
     return Launch(
         engine="deepspeed",

@@ -8,7 +8,7 @@ Megatron-LM, ``megatron/training/arguments.py`` for which arguments exclude each
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from schedopt.chain import Chain
@@ -19,6 +19,7 @@ from schedopt.importing.launch_files.settings import Settings
 from schedopt.importing.launch_files.shell import read_flags
 from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunks, units_within
 from schedopt.megatron_layout import LayoutChunk, read_layout
+from schedopt.stage import Shard
 from schedopt.transformer_blocks import find_blocks
 
 LAYOUT: Final = "pipeline-model-parallel-layout"
@@ -41,8 +42,19 @@ METHOD: Final = "recompute-method"
 REDONE: Final = "recompute-num-layers"
 UNTIED: Final = "untie-embeddings-and-output-weights"
 SHARED: Final = "use-distributed-optimizer"
-SWITCHES: Final = frozenset({EMBEDDED, WITH_LOSS, UNTIED, SHARED, "recompute-activations"})
+FSDP: Final = ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2")
+STRATEGY: Final = "data-parallel-sharding-strategy"
+KEPT: Final = "torch-fsdp2-no-reshard-after-forward"
+SWITCHES: Final = frozenset(
+    {EMBEDDED, WITH_LOSS, UNTIED, SHARED, "recompute-activations", *FSDP, KEPT}
+)
 """Flags without a value."""
+STRATEGIES: Final[Mapping[str, Shard]] = {
+    "no_shard": "none",
+    "optim": "optimizer",
+    "optim_grads": "gradient",
+    "optim_grads_params": "parameter",
+}
 
 
 def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] = ()) -> Launch:
@@ -81,7 +93,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     samples = settings.whole(SIZE)
     count = _microbatches(settings, samples, replicas, ranks, len(stages))
     recompute = _recompute(settings, chain, stages)
-    shared = settings.flag(SHARED) and replicas * context > 1
+    shard = _shard(settings, ranks, count)
     return Launch(
         engine="megatron",
         stages=stages,
@@ -92,7 +104,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         expert=expert,
         samples=samples,
         microbatches=count,
-        shard="optimizer" if shared else "none",
+        shard=shard if replicas * context > 1 else "none",
         recompute=recompute,
         notes=settings.refuse_others("megatron"),
     )
@@ -118,6 +130,26 @@ def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: i
                 "Name the GPUs that it runs on",
             )
     return replicas
+
+
+def _shard(settings: Settings, ranks: int, count: int) -> Shard:
+    """Return what replicas share, of which each has so many micro-batches in a step."""
+    shared = settings.flag(SHARED)
+    own = next((name for name in FSDP if settings.flag(name)), None)
+    if own is None:
+        return "optimizer" if shared else "none"
+    if ranks > 1:
+        settings.refuse(
+            own,
+            "shares more among replicas than the optimizer state, as engines do in a pipeline",
+            f"Give one pipeline rank ({settings.name(RANKS)} 1), or {settings.name(SHARED)}",
+        )
+    if own == "use-torch-fsdp2":
+        shard: Shard = "gradient" if settings.flag(KEPT) else "parameter"
+    else:
+        shard = STRATEGIES[settings.word(STRATEGY, STRATEGIES, "no_shard")]
+    # Of one backward the gradients go round once, as those of a shared optimizer state.
+    return "optimizer" if shard == "gradient" and count == 1 else shard
 
 
 def _expert(settings: Settings, tensor: int) -> int:
