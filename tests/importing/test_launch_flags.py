@@ -96,6 +96,10 @@ QUOTED = {
         {"split": "99,1,0", "bf16": True, "seed": "1"},
     "srun --nodes=2 --unbuffered bash -c 'python -u p.py --seed 1 --layout \"Et|tL\" --bf16'":
         {"nodes": "2", "unbuffered": "bash", "seed": "1", "layout": "Et|tL", "bf16": True},
+    "TP=${1:-4}; N=8\nrun --tp $TP --pp ${PP:-${DEPTH:-2}} --name ${NAME} --of ${2:-$N} --x $3":
+        {"tp": "4", "pp": "2", "name": "${NAME}", "of": "8", "x": "$3"},
+    "N=2\nrun --gpus $(( N * ${EACH:-8} )) --name $((N * $MISSING))":
+        {"gpus": "16", "name": "$((N*$MISSING))"},
     # A comment ends with its line, whatever stands at the end; a # in a word is none.
     "run \\\n  --seed 1 \\\n  --name a#b \\\n  --bf16\n(\n  # --seed 2 \\\n  --lr 3 # it's \\\n)":
         {"seed": "1", "name": "a#b", "bf16": True, "lr": "3"},

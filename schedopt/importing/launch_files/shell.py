@@ -21,7 +21,9 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Div: operator.floordiv,
 }
 _SET: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
-_USED: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_USED: Final = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_NESTED: Final = 4
+"""Defaults that are variables with defaults, so many in each other."""
 _YAML: Final = re.compile(r"\s*(?:- )?([A-Za-z][\w-]*)\s*:(?:\s+(.*?))?\s*")
 _DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
 _DEPTHS: Final = {"if": 1, "case": 1, "fi": -1, "esac": -1}
@@ -49,10 +51,11 @@ def read_flags(text: str, switches: Collection[str] = ()) -> Flags:
 
     Read are words as bash parts them, in arrays, quoted variables and quoted commands
     (``bash -c "..."``) too, with comments, ``\`` at the end of a line, variables that the text
-    itself sets, ``${NAME:-8}`` and sums of numbers, ``$((8 * N))``. All branches of a condition are
-    read; a variable to which they give other values is not known. Of a flag with several values
-    the first one is taken. Or the text is YAML, a ``name: value`` a line; if there are lines of
-    ``--name: value``, only these count, as in the model configurations of Megatron-LM's tests.
+    itself sets, ``${NAME:-8}``, ``${1:-8}`` and sums of numbers, ``$((8 * N))``. All branches of a
+    condition are read; a variable to which they give other values is not known. Of a flag with
+    several values the first one is taken. Or the text is YAML, a ``name: value`` a line; if there
+    are lines of ``--name: value``, only these count, as in the model configurations of
+    Megatron-LM's tests.
 
     Parameters
     ----------
@@ -183,8 +186,9 @@ class _Script:
             default = match[0] if match[2] is None else match[2]
             return self.variables.get(name, default)
 
-        word = _SUM.sub(lambda match: _add_up(match, self.variables), word)
-        return _USED.sub(value, word)
+        for _ in range(_NESTED):
+            word = _USED.sub(value, word)
+        return _SUM.sub(lambda match: _add_up(match, self.variables), word)
 
 
 def _split(text: str) -> list[str]:
