@@ -3,10 +3,12 @@
 What is left to choose is where to cut, on how many of the GPUs, and how many stages each has. The
 order does not depend on the cuts, so a step is the longest path of operations that wait for each
 other, and each path bounds the steps of all cuts. All cuts are parted by how many layers ranks and
-stages have, each part with a bound from a sum of paths over what ranks have room for, and from cuts
-near the least bounds the search goes to better neighbours. Where layers differ, so that this leaves
-something open, and few cuts may beat the best step, all of them are laid out. Else CP-SAT looks for
-a cut of which all known paths are short enough; its longest path is added, until there is none.
+stages have, each part with a bound from a sum of paths over what ranks have room for; with one
+stage a rank, or where layers differ, by where stages begin, with the shortest path through a graph
+of all stages as the bound. From cuts near the least bounds the search goes to better neighbours.
+Where something is left open, and few cuts may beat the best step, all of them are laid out. Else
+CP-SAT looks for a cut of which all known paths are short enough; its longest path is added, until
+there is none.
 
 Transfers are in the order in which they could go. Where the two directions of a link are in each
 other's way, or a step does not fit for what comes before it is read, another order might be better:

@@ -63,3 +63,16 @@ def kick(cuts: EngineCuts, begins: FirstLayers, generator: np.random.Generator) 
         if len(others):
             begins = tuple(others[generator.integers(len(others))].tolist())
     return begins
+
+
+def nearest(cuts: EngineCuts, begins: FirstLayers) -> FirstLayers:
+    """Return a cut near one whose stages begin elsewhere, or have no layers where they must."""
+    least = [cuts.least_places(number) for number in range(cuts.parts)]
+    at = [bisect_left(cuts.places, begin) for begin in begins]
+    for number in range(1, cuts.parts):
+        at[number] = max(at[number], at[number - 1] + least[number - 1])
+    end = len(cuts.places)
+    for number in reversed(range(cuts.parts)):
+        end -= least[number]
+        at[number] = min(at[number], end)
+    return tuple(cuts.places[place] for place in at)

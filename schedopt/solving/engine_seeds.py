@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_descent import NEVER, kick
+from schedopt.solving.engine_descent import NEVER, kick, nearest
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.run import Run
 
@@ -92,16 +90,3 @@ def start_from(others: Sequence[EngineShape], shapes: Sequence[EngineShape], run
             if run.stopped():
                 return
             shape.descend(nearest(shape.cuts, other.best[1]), run.stopped)
-
-
-def nearest(cuts: EngineCuts, begins: FirstLayers) -> FirstLayers:
-    """Return a cut near one whose stages begin elsewhere, or have no layers where they must."""
-    least = [cuts.least_places(number) for number in range(cuts.parts)]
-    at = [bisect_left(cuts.places, begin) for begin in begins]
-    for number in range(1, cuts.parts):
-        at[number] = max(at[number], at[number - 1] + least[number - 1])
-    end = len(cuts.places)
-    for number in reversed(range(cuts.parts)):
-        end -= least[number]
-        at[number] = min(at[number], end)
-    return tuple(cuts.places[place] for place in at)

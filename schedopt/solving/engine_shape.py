@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_descent import find_better, neighbours
+from schedopt.solving.engine_graph import MOST_EDGES, EngineGraph
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import CriticalPath
 from schedopt.solving.engine_table import RankTable, make_table
@@ -26,6 +27,8 @@ LEADING: Final = 1.003
 """The same for those that are so near to the best one."""
 MANY_PARTS: Final = 16
 """Stages from which on neighbours take long to be looked at."""
+ALIKE: Final = 0.95
+"""Of the work of all places, for them to be taken for the least of their runs."""
 MOST_RUNS: Final = 6
 """Of places that cost the same, for which how many of each a stage has is counted."""
 SHORT_S: Final = 1.0
@@ -58,7 +61,7 @@ class EngineShape:
         self._longest = 0
         self._table = RankTable(0)
         self._best: tuple[int, FirstLayers] | None = None
-        self._tree: EngineTree | None = None
+        self._tree: EngineGraph | EngineTree | None = None
         self._led = 0
         self.balanced = cuts.balanced()
         self.starts = [self.balanced]
@@ -95,8 +98,7 @@ class EngineShape:
         Of those that reach a limit, ns, no more is looked for than that they do.
         """
         if self._tree is None:
-            table = self._table if limit is not None and limit <= self._table.reach_ns else None
-            self._tree = EngineTree(self.cuts, self._runs, self._paths, table)
+            self._tree = self._make_tree(limit)
         for begins in self._tree.grow(limit, stopped):
             if not self.cuts.may_fit(begins):
                 continue
@@ -111,6 +113,17 @@ class EngineShape:
             self.is_open = False
         else:
             self.low = max(self.low, low)
+
+    def _make_tree(self, limit: int | None) -> EngineGraph | EngineTree:
+        """Return what parts the cuts: by places of their own, or how many of a run stages have.
+
+        The latter where ranks have several stages and little is lost by it.
+        """
+        cuts, edges = self.cuts, self.cuts.parts * (len(self.cuts.places) + 1) ** 2
+        if edges <= MOST_EDGES and (cuts.chunks == 1 or not are_alike(cuts, self._runs)):
+            return EngineGraph(cuts, self._paths)
+        table = self._table if limit is not None and limit <= self._table.reach_ns else None
+        return EngineTree(cuts, self._runs, self._paths, table)
 
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""
@@ -246,3 +259,11 @@ def runs_of(cuts: EngineCuts) -> list[range]:
     if len(begins) > MOST_RUNS:
         begins = [1]
     return [range(begin, end) for begin, end in pairwise((0, *begins, last, last + 1))]
+
+
+def are_alike(cuts: EngineCuts, runs: Sequence[range]) -> bool:
+    """Whether places in runs take about as long as the least of each."""
+    ends = [*cuts.places, cuts.layers]
+    work = [cuts.work[0][end] - cuts.work[0][begin] for begin, end in pairwise(ends)]
+    least = sum(len(run) * min(work[run.start : run.stop]) for run in runs)
+    return least >= ALIKE * sum(work)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.engine import ENGINES, Engine
+from schedopt.solving.engine_descent import nearest
 from schedopt.solving.engine_grid import ALL, Grid
-from schedopt.solving.engine_seeds import best_of, nearest, start_from
+from schedopt.solving.engine_seeds import best_of, start_from
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.run import Run
 from tests.budgets import trials

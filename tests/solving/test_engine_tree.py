@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import stage_begins
-from schedopt.solving.engine_cuts import EngineCuts
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_shape import runs_of
 from schedopt.solving.engine_table import make_table
@@ -23,16 +24,17 @@ TURNS = 1000
 """More than the cuts of a small chain take."""
 
 
-def shortest(cuts: EngineCuts) -> int | None:
-    """Return the least bound of all cuts that may fit, ns."""
-    found = []
+def every_cut(cuts: EngineCuts) -> Iterator[FirstLayers]:
+    """Yield all cuts whose stages have enough layers, whether they fit or not."""
     for inner in combinations_with_replacement(range(1, len(cuts.places)), cuts.parts - 1):
         sizes = [end - begin for begin, end in pairwise((0, *inner, len(cuts.places)))]
-        begins = tuple(cuts.places[place] for place in (0, *inner))
-        enough = all(size >= cuts.least_places(number) for number, size in enumerate(sizes))
-        if enough and cuts.may_fit(begins):
-            found.append(cuts.schedule_bound(begins))
-    return min(found, default=None)
+        if all(size >= cuts.least_places(number) for number, size in enumerate(sizes)):
+            yield tuple(cuts.places[place] for place in (0, *inner))
+
+
+def shortest(cuts: EngineCuts) -> int | None:
+    """Return the least bound of all cuts that may fit, ns."""
+    return min(map(cuts.schedule_bound, filter(cuts.may_fit, every_cut(cuts))), default=None)
 
 
 def drawn_cuts(problem: Problem, data: st.DataObject) -> tuple[EngineCuts, list[range]]:

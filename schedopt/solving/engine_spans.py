@@ -1,0 +1,190 @@
+"""The spans of places that each stage of an engine may have, as edges of a graph of all cuts.
+
+A node is a number of places that earlier stages have, an edge of a stage a span of places. Each cut
+is a path with an edge of every stage, and what an edge takes is exact, whatever its layers are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.engine_descent import NEVER
+
+if TYPE_CHECKING:
+    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+
+Array = npt.NDArray[np.int64]
+Edges = npt.NDArray[np.bool_]
+"""(S, K + 1, K + 1) for K places: whether stage s may have those from i on, up to j - 1."""
+Cut = tuple[int, ...]
+"""The first place of each stage."""
+
+
+class StageSpans:
+    """What the spans of each stage take, and which of them may fit.
+
+    Parameters
+    ----------
+    cuts : EngineCuts
+
+    Notes
+    -----
+    Distances and costs take O(S K^2) time for S stages and K places.
+    """
+
+    def __init__(self, cuts: EngineCuts) -> None:
+        self.cuts = cuts
+        self.nodes = np.array([*cuts.places, cuts.layers])
+        """The layers at which stages may begin, and the number of layers."""
+        self.begins: Array = np.minimum.outer(self.nodes, self.nodes)
+        self.ends: Array = np.broadcast_to(self.nodes, self.begins.shape)
+        again = cuts.redone.again_ns(self.begins, self.ends)
+        self.times = [self._times(rank, again) for rank in range(cuts.ranks)]
+        """Of each rank by kind of operation, (2 or 3, K + 1, K + 1), ns."""
+        self.kinds = len(self.times[0])
+        self.sent = cuts.sent[:, :, self.nodes]
+        self.allowed = self._allowed()
+
+    def _times(self, rank: int, again: Array) -> Array:
+        """Return how long operations of spans take on a rank, ns."""
+        cuts, begins, ends = self.cuts, self.begins, self.ends
+        forth, back = (np.array(rows[rank]) for rows in cuts.lengths)
+        kinds = [forth[ends] - forth[begins], back[ends] - back[begins] + again]
+        if cuts.exchange is not None:
+            kinds.append(cuts.exchange.times_ns(np.full_like(begins, rank), begins, ends))
+        return np.array(kinds)
+
+    def _allowed(self) -> Edges:
+        """Return the spans of each stage that leave the others their places, and that may fit."""
+        parts, last = self.cuts.parts, len(self.nodes) - 1
+        first, end = np.indices((last + 1, last + 1))
+        found = []
+        for number in range(parts):
+            edges = end >= first + self.cuts.least_places(number)
+            edges &= (first > 0) if number else (first == 0)
+            edges &= (end == last) if number + 1 == parts else (end < last)
+            found.append(edges & self._fits(number))
+        return np.array(found)
+
+    def _fits(self, number: int) -> Edges:
+        """Return whether a stage has room for what a span keeps of micro-batches in flight.
+
+        And for what it needs as it runs. Other stages of its rank are left out.
+        """
+        cuts, begins, ends = self.cuts, self.begins, self.ends
+        rank, chunk = number % cuts.ranks, number // cuts.ranks
+        saved, weights, work = map(np.array, (cuts.saved, cuts.weights, cuts.work[rank]))
+        received = np.array([layer.saved_input_bytes or 0 for layer in cuts.chain.layers] + [0])
+        kept = saved[ends] - saved[begins] - cuts.redone.spared_bytes(begins, ends)
+        kept += np.where((begins > 0) & (begins < ends), received[begins], 0)
+        most = max(
+            vector[chunk] for vector, own in cuts.order.held_at_backwards[rank] if own == chunk
+        )
+        # What takes no time at all may come one after the other at one instant.
+        lasts = work[ends] > work[begins]
+        held = np.where(lasts, most * kept + self._running_bytes, 0)
+        in_flight = np.where(lasts, cuts.order.in_flight[number], 1)
+        held = np.maximum(held, in_flight * kept) + weights[ends] - weights[begins]
+        fits: Edges = held <= cuts.gpus[rank].usable_bytes
+        return fits
+
+    @property
+    def _running_bytes(self) -> Array:
+        """What backwards need beside what is kept, bytes, or less."""
+        most = np.zeros_like(self.begins)
+        for number, first in enumerate(self.nodes[:-1].tolist()):
+            behind = self.nodes[number + 1 :]
+            largest = np.maximum.accumulate(self.cuts.workspaces[first:])
+            most[number, number + 1 :] = largest[behind - first - 1]
+        found: Array = most + self.cuts.redone.returned_bytes(self.begins, self.ends)
+        return found
+
+    def costs(self, counts: Array) -> Array:
+        """Return what each edge adds to a sum of critical paths: (S, K + 1, K + 1).
+
+        `counts` is how often the paths have each kind, as in `CriticalPath.counts`.
+        """
+        ranks = self.cuts.ranks
+        of_stage = counts.reshape(-1, self.cuts.parts)
+        return np.array(
+            [
+                np.tensordot(own[: self.kinds], self.times[number % ranks], 1)
+                + own[self.kinds :] @ self.sent[:, number % ranks]
+                for number, own in enumerate(of_stage.T)
+            ]
+        )
+
+    def from_start(self, edges: Edges, costs: Array) -> Array:
+        """Return the least costs from the start to each node before each stage: (S + 1, K + 1)."""
+        found = np.full((len(costs) + 1, len(self.nodes)), NEVER, dtype=np.int64)
+        found[0, 0] = 0
+        for number, cost in enumerate(costs):
+            ways = np.where(edges[number], found[number][:, None] + cost, NEVER)
+            found[number + 1] = np.minimum(ways.min(axis=0), NEVER)
+        return found
+
+    def to_end(self, edges: Edges, costs: Array) -> Array:
+        """Return the least costs from each node before each stage to the end: (S + 1, K + 1)."""
+        found = np.full((len(costs) + 1, len(self.nodes)), NEVER, dtype=np.int64)
+        found[-1, -1] = 0
+        for number in reversed(range(len(costs))):
+            ways = np.where(edges[number], costs[number] + found[number + 1][None, :], NEVER)
+            found[number] = np.minimum(ways.min(axis=1), NEVER)
+        return found
+
+    def through(self, edges: Edges, costs: Array) -> Array:
+        """Return the least costs from the start to the end through each edge: (S, K + 1, K + 1)."""
+        ahead, behind = self.from_start(edges, costs), self.to_end(edges, costs)
+        return np.where(edges, ahead[:-1, :, None] + costs + behind[1:, None, :], NEVER)
+
+    def shortest(self, edges: Edges, costs: Array) -> Cut:
+        """Return the cut that costs least; there is one."""
+        return self._trace(edges, costs, self.from_start(edges, costs))
+
+    def _trace(self, edges: Edges, costs: Array, ahead: Array) -> Cut:
+        found, place = [], len(self.nodes) - 1
+        for number in reversed(range(len(costs))):
+            ways = ahead[number] + costs[number][:, place]
+            place = int(np.where(edges[number][:, place], ways, NEVER).argmin())
+            found.append(place)
+        return tuple(reversed(found))
+
+    def bottleneck(self, edges: Edges, values: Array) -> int:
+        """Return the least value that the largest one of a cut can have; `NEVER`: no cut."""
+        found = np.full(len(self.nodes), NEVER, dtype=np.int64)
+        found[0] = 0
+        for own, value in zip(edges, values, strict=True):
+            found = np.where(own, np.maximum(found[:, None], value), NEVER).min(axis=0)
+        return int(found[-1])
+
+    def trim(self, edges: Edges) -> bool:
+        """Delete edges that are in no cut; return whether a cut is left."""
+        for number in range(1, len(edges)):
+            edges[number] &= edges[number - 1].any(axis=0)[:, None]
+        for number in reversed(range(len(edges) - 1)):
+            edges[number] &= edges[number + 1].any(axis=1)[None, :]
+        return bool(edges.any(axis=(1, 2)).all())
+
+    def within(self, edges: Edges, first: Array, last: Array) -> Edges:
+        """Return the edges of stages that begin in some range of places."""
+        places = np.arange(len(self.nodes))[None, :]
+        begins: Edges = (places >= first[:, None]) & (places <= last[:, None])
+        found: Edges = edges & np.expand_dims(begins, 2)
+        return found
+
+    def ranges(self, edges: Edges) -> tuple[Array, Array]:
+        """Return the first and the last place at which each stage may begin."""
+        begins: Edges = np.array(edges.any(axis=2))
+        return begins.argmax(axis=1), len(self.nodes) - 1 - begins[:, ::-1].argmax(axis=1)
+
+    def contains(self, edges: Edges, cut: Cut) -> bool:
+        """Whether all edges of a cut are there."""
+        ends = (*cut[1:], len(self.nodes) - 1)
+        return bool(np.all(edges[range(len(cut)), cut, ends]))
+
+    def first_layers(self, cut: Cut) -> FirstLayers:
+        """Return the first layer of each stage of a cut."""
+        return tuple(self.nodes[list(cut)].tolist())

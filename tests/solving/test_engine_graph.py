@@ -1,0 +1,117 @@
+"""Cuts of any layers as paths through a graph, against all cuts of small chains."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Problem
+from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+from schedopt.solving.engine_graph import EngineGraph
+from schedopt.solving.engine_spans import Cut, StageSpans
+from schedopt.solving.models.engine_mixture import CutMixture
+from tests.budgets import trials
+from tests.solvers.test_engine_grids import steps
+from tests.solving.test_engine_tree import drawn_cuts, every_cut, shortest
+
+TURNS = 1000
+"""More than the cuts of a small chain take."""
+
+
+def graph_of(cuts: EngineCuts) -> EngineGraph:
+    """Return a graph that knows the longest path of a balanced cut."""
+    return EngineGraph(cuts, [cuts.order.critical_path(*cuts.times(cuts.balanced()))])
+
+
+def as_places(cuts: EngineCuts, begins: FirstLayers) -> Cut:
+    """Return a cut by places, not layers."""
+    return tuple(bisect_left(cuts.places, begin) for begin in begins)
+
+
+@trials(1000, by_day=40)
+@given(steps(), st.data())
+def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """Whatever layers take, hold and recompute, and with a limit or without one."""
+    cuts, _ = drawn_cuts(problem, data)
+    best = shortest(cuts)
+    limit = data.draw(st.sampled_from([None, 10**6])) if best is None else best + 1
+    graph, turns, seen = graph_of(cuts), 0, []
+    while graph.grows_below(limit) and turns < TURNS:
+        for begins in graph.grow(limit, lambda: False):
+            assert len(begins) == cuts.parts
+            seen.append(begins)
+        assert graph.low is None or best is None or graph.low <= best
+        turns += 1
+    assert turns < TURNS
+    assert graph.low == (limit if best is None else best)
+    if best is not None:
+        assert best in {cuts.schedule_bound(begins) for begins in seen if cuts.may_fit(begins)}
+
+
+@trials(1000, by_day=30)
+@given(steps(), st.data())
+def test_only_what_is_below_the_limit_is_parted(problem: Problem, data: st.DataObject) -> None:
+    cuts, _ = drawn_cuts(problem, data)
+    best = shortest(cuts)
+    assume(best is not None)
+    assert best is not None
+    graph, limit = graph_of(cuts), data.draw(st.integers(1, best))
+    turns = 0
+    while graph.grows_below(limit) and turns < TURNS:
+        for _ in graph.grow(limit, lambda: False):
+            pass
+        turns += 1
+    assert turns < TURNS
+    assert graph.low == limit
+    # A limit may rise again: then it begins again.
+    while graph.grows_below(best + 1):
+        for _ in graph.grow(best + 1, lambda: False):
+            pass
+    assert graph.low == best
+
+
+@trials(1000, by_day=30)
+@given(steps(), st.data())
+def test_edges_add_up_to_what_a_cut_takes(problem: Problem, data: st.DataObject) -> None:
+    """And no span is left out that a cut which may fit has."""
+    cuts, _ = drawn_cuts(problem, data)
+    spans = StageSpans(cuts)
+    for begins in every_cut(cuts):
+        lengths, sent = cuts.times(begins)
+        counts = np.array(cuts.order.critical_path(lengths, sent).counts)
+        cut = as_places(cuts, begins)
+        assert spans.first_layers(cut) == begins
+        costs = spans.costs(counts)
+        ends = (*cut[1:], len(cuts.places))
+        added = sum(int(costs[n, i, j]) for n, (i, j) in enumerate(zip(cut, ends, strict=True)))
+        assert added == counts @ np.concatenate([lengths, sent])
+        if cuts.may_fit(begins):
+            assert spans.contains(spans.allowed, cut)
+            edges = spans.allowed.copy()
+            assert spans.trim(edges)
+            assert spans.contains(edges, cut)
+            assert spans.through(edges, costs)[range(cuts.parts), cut, ends].max() <= added
+
+
+@trials(300, by_day=20)
+@given(steps(), st.data())
+def test_the_best_mixture_is_no_longer_than_any_cut(problem: Problem, data: st.DataObject) -> None:
+    cuts, _ = drawn_cuts(problem, data)
+    every = [*every_cut(cuts)]
+    assume(every)
+    paths = [cuts.order.critical_path(*cuts.times(begins)) for begins in every]
+    mixture = CutMixture(paths, unit_ns=10, scale=1 << 20)
+    for begins in every:
+        mixture.add_cut(as_places(cuts, begins), np.concatenate(cuts.times(begins)))
+    assert mixture.solve()
+    mixed = max(int(np.array(path.counts) @ mixture.times()) for path in paths)
+    # Times of the mixture are rounded to whole ns, each of which a path may have many times.
+    assert mixed <= min(map(cuts.schedule_bound, every)) + max(sum(p.counts) for p in paths)
+    counts, total = mixture.weighted()
+    least = min(int(counts @ np.concatenate(cuts.times(begins))) for begins in every)
+    assert least / total <= min(map(cuts.schedule_bound, every))
