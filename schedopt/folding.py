@@ -55,9 +55,9 @@ class Ring:
     round_ns: int
 
     @property
-    def length_ns(self) -> int:
-        """How long all rounds last at most, ns."""
-        return (len(self.replicas) - 1) * self.round_ns
+    def rounds(self) -> int:
+        """How many there are."""
+        return len(self.replicas) - 1
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,9 @@ def hops(collective: Collective, around: Ring) -> Iterator[Hop]:
     count = len(around.replicas)
     place = {replica: number for number, replica in enumerate(around.replicas)}
     behind = 1 if collective.mode == "reduce" else 0
-    for number in range(count - 1):
-        begin = collective.start_ns + number * around.round_ns
+    begin, paused = collective.start_ns, dict(collective.pauses)
+    for number in range(around.rounds):
+        begin += paused.get(number, 0)
         for chunk in range(count):
             at = (place[(collective.stage + chunk) % count] + behind + number) % count
             yield Hop(
@@ -186,6 +187,16 @@ def hops(collective: Collective, around: Ring) -> Iterator[Hop]:
                 around.replicas[(at + 1) % count],
                 at,
             )
+        begin += around.round_ns
+
+
+def list_runs(collective: Collective, around: Ring) -> Iterator[tuple[int, int]]:
+    """Yield when rounds without a pause between them start, and how long they last, ns."""
+    start, first = collective.start_ns, 0
+    for number, pause in (*collective.pauses, (around.rounds, 0)):
+        length = (number - first) * around.round_ns
+        yield start, length
+        start, first = start + length + pause, number
 
 
 def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:

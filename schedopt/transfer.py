@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from schedopt.errors import InputError
-from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, check_choice, check_whole
+from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, as_rows, check_choice, check_whole
 
 Tensor = Literal["activation", "gradient", "weight_gradient", "weights", "weight_half"]
 TENSORS: Final[tuple[Tensor, ...]] = (
@@ -156,6 +156,9 @@ class Collective:
         A micro-batch of the mini-batch, as of a `Transfer`.
     start_ns : int
         In [0, T).
+    pauses : sequence of (int, int)
+        A round, counted from 0, and for how long nothing is sent before it, ns: what goes from
+        stage to stage has the links meanwhile.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -165,6 +168,7 @@ class Collective:
     stage: int
     shift: int
     start_ns: int
+    pauses: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_choice(self, "tensor", ("weight_gradient", "weights"))
@@ -172,5 +176,13 @@ class Collective:
         check_whole(self, "stage", high=LARGEST_COUNT)
         check_whole(self, "shift", low=-LARGEST)
         check_whole(self, "start_ns")
+        as_rows(self, "pauses", low=1)
+        rounds = [row[0] for row in self.pauses if len(row) == 2]
+        if len(rounds) < len(self.pauses) or rounds != sorted(set(rounds)):
+            raise InputError(
+                "takes rounds, each more than the one before, with nanoseconds",
+                field="pauses",
+                way_out="Give each as [round, ns], once, in their order",
+            )
         if self.tensor == "weights" and self.mode == "reduce":
             raise InputError("weights are copied, never added", field="mode", way_out="Use copy")

@@ -36,17 +36,22 @@ def with_copies(chain: Chain) -> Chain:
 
 @st.composite
 def folded_plans(draw: st.DrawFn) -> Plan:
-    """Draw a step of one to three stages, on GPUs of their own or on the same ones."""
-    count, fold = draw(st.integers(1, 3)), draw(st.sampled_from([2, 3, 1]))
-    apart, alike = draw(st.booleans()), draw(st.booleans())
+    """Draw a step of one to three stages, on GPUs of their own or on the same ones.
+
+    Or of three or four, on two sets of GPUs by turns: rings are on while others still send.
+    """
+    places, fold = draw(st.sampled_from([3, 1, 2])), draw(st.sampled_from([2, 3, 1]))
+    count = draw(st.integers(3, 4) if places == 2 else st.integers(1, 3))
+    alike = draw(st.booleans())
     widths = [draw(st.sampled_from([2, 1, 3])) for _ in range(count)]
-    if alike or not apart:
+    if alike or places < 3:
         widths = widths[:1] * count
     rows, used = [], 0
     for number, width in enumerate(widths):
         # Part j has GPUs in a row, on which its micro-batches go in turn.
-        gpus = tuple(used + j * width + n for n in range(width) for j in range(fold))
-        used += len(gpus) if apart else 0
+        first = used if places == 3 else number % places * fold * width
+        gpus = tuple(first + j * width + n for n in range(width) for j in range(fold))
+        used += len(gpus)
         again = draw(st.sampled_from([(), ((2 * number + 1, 2 * number + 1),)]))
         shard = draw(st.sampled_from(SHARDS))
         layer_pair = (2 * number, 2 * number + 1)
@@ -116,9 +121,16 @@ def _change(draw: st.DrawFn, plan: Plan) -> Plan:
         reject()
     place = draw(st.integers(0, len(items) - 1))
     item = items.pop(place)
-    kind = draw(st.sampled_from(["moved", "moved", "renamed", "dropped", "doubled"]))
+    kinds = ["moved", "moved", "renamed", "dropped", "doubled"]
+    kind = draw(st.sampled_from([*kinds, *(["paused"] if name == "collectives" else [])]))
     if kind == "moved":
         item = replace(item, start_ns=item.start_ns + draw(st.integers(-4, 4)))
+    elif kind == "paused":
+        rounds = len(plan.stages[item.stage].gpus) - 1
+        if rounds < 2:
+            reject()
+        pauses = dict(item.pauses) | {draw(st.integers(1, rounds - 1)): draw(st.integers(1, 3))}
+        item = replace(item, pauses=tuple(sorted(pauses.items())[draw(st.integers(0, 1)) :]))
     elif kind == "renamed":
         item = replace(item, shift=item.shift + draw(st.sampled_from([-1, 1])))
     if kind != "dropped":

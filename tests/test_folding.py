@@ -91,6 +91,25 @@ def test_neighbours_that_share_a_link_take_turns_in_a_round() -> None:
     ] == [(10, 0, 1, 0, 1), (13, 1, 0, 1, 1)]
 
 
+def test_a_ring_pauses_before_a_round() -> None:
+    # Rounds of 3 ns: from 3, and from 6 + 5; sums are there at 14.
+    paused = replace(ADDED, pauses=((1, 5),))
+    copied = Collective(tensor="weights", mode="copy", stage=0, shift=0, start_ns=14)
+    plan = one_stage(3, 3, paused, copied)
+    starts = [one.start_ns for one in whole(plan).pattern.transfers if one.mode == "reduce"]
+    assert starts == [3, 3, 3, 11, 11, 11]
+    assert check(plan) == () == check(whole(plan))
+    early = replace(plan.pattern, collectives=(paused, replace(copied, start_ns=13)))
+    assert "version" in {one.kind for one in check(replace(plan, pattern=early))}
+
+
+def test_a_pause_before_a_round_that_does_not_exist_is_found() -> None:
+    plan = one_stage(3, 3, replace(ADDED, pauses=((2, 5),)))
+    (found,) = [one for one in check(plan) if one.kind == "reference"]
+    assert found.place == "collectives[0]"
+    assert found.message == "round 2 does not exist; stage 0 has 2 of them"
+
+
 def test_a_step_of_three_parts_is_valid_and_its_collectives_may_not_come_early() -> None:
     # B ends at 2; chunks of 3 and of 2 bytes go round in two rounds each.
     copied = Collective(tensor="weights", mode="copy", stage=0, shift=0, start_ns=9)
@@ -149,6 +168,12 @@ def test_what_a_part_cannot_say_for_all_is_refused(changes: dict[str, Any], mess
 def test_weights_are_never_added_up() -> None:
     with pytest.raises(InputError, match="mode: weights are copied, never added"):
         Collective(tensor="weights", mode="reduce", stage=0, shift=0, start_ns=0)
+
+
+@pytest.mark.parametrize("pauses", [((2, 1), (1, 1)), ((1, 1), (1, 1)), ((1,),)])
+def test_pauses_name_rounds_in_their_order(pauses: Any) -> None:
+    with pytest.raises(InputError, match=r"pauses: takes rounds, each more than .* Give each as"):
+        replace(ADDED, pauses=pauses)
 
 
 def test_what_is_too_large_is_not_spelled_out() -> None:

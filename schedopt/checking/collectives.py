@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import chain, pairwise
 from typing import Final
 
 from schedopt.checking.copies import find_partners
@@ -12,7 +12,7 @@ from schedopt.checking.parts import Part
 from schedopt.checking.resources import Use, find_overlaps_in_round, list_uses, name_resource
 from schedopt.checking.timeline import Timeline
 from schedopt.checking.violations import Violation
-from schedopt.folding import Hop, Ring, hops, ring
+from schedopt.folding import Hop, Ring, hops, list_runs, ring
 from schedopt.network import Resource
 from schedopt.plan import Collective, Operation, Transfer
 from schedopt.transfer import Mode
@@ -118,6 +118,7 @@ class _Ending:
         place, collective, around = self.collectives[mode]
         count, period = len(around.replicas), self.part.of.pattern.period_total_ns
         last = collective.start_ns + (count - 2) * around.round_ns
+        last += sum(pause for _, pause in collective.pauses)
         found = {}
         for number, replica in enumerate(around.replicas):
             source, target = replica, around.replicas[(number + 1) % count]
@@ -182,8 +183,7 @@ def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterato
     """Yield what is sent on a link while a collective sends on it.
 
     All that the first part sends is looked at in the place of what others do. Transfers of a
-    collective are only looked at one by one where something else goes on between its first and its
-    last one.
+    collective are only looked at one by one where something else goes on in one of its rounds.
     """
     uses = list_uses(timeline)
     users: dict[Resource, set[int]] = {}
@@ -191,15 +191,20 @@ def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterato
         for route in around.routes:
             for resource in route:
                 users.setdefault(resource, set()).add(number)
+    spans = [
+        [(start, start + length) for start, length in list_runs(one, around)]
+        for one, around in zip(part.of.pattern.collectives, rings, strict=True)
+    ]
     hop_uses: dict[int, dict[Resource, list[Use]]] = {}
-    seen = set()
+    seen, known = set(), dict[tuple[Resource | None, frozenset[int]], bool]()
     for resource, numbers in sorted(users.items()):
         twin = part.resources.get(resource)
         others = uses.get(twin, []) if twin is not None else []
-        windows = [_window(part, rings, number) for number in sorted(numbers)]
-        sent = [(use.start, use.start + use.length) for use in others]
-        meets = any(_meet(one, other) for one, other in combinations(windows, 2))
-        if not (meets or any(_meet(one, other) for one in windows for other in sent)):
+        key = twin, frozenset(numbers)
+        if key not in known:
+            sent = [(use.start, use.start + use.length) for use in others]
+            known[key] = _meet([*chain.from_iterable(spans[number] for number in numbers), *sent])
+        if not known[key]:
             continue
         together = list(others)
         for number in sorted(numbers):
@@ -213,15 +218,14 @@ def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterato
                 yield violation
 
 
-def _window(part: Part, rings: list[Ring], number: int) -> tuple[int, int]:
-    start = part.of.pattern.collectives[number].start_ns
-    return start, start + rings[number].length_ns
-
-
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    if one[0] == one[1] or other[0] == other[1]:
-        return one[0] <= other[1] and other[0] <= one[1]
-    return one[0] < other[1] and other[0] < one[1]
+def _meet(spans: list[tuple[int, int]]) -> bool:
+    """Return whether two spans overlap; one without length does where it touches another one."""
+    spans.sort()
+    for one, other in pairwise(spans):
+        lasting = one[0] < one[1] and other[0] < other[1]
+        if other[0] < one[1] or (other[0] == one[1] and not lasting):
+            return True
+    return False
 
 
 def _spell_out(

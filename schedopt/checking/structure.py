@@ -44,6 +44,15 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
                     f"{name}[{position}]",
                     f"stage {stage} does not exist; stages go from 0 to {len(plan.stages) - 1}",
                 )
+    for position, one in enumerate(plan.pattern.collectives):
+        rounds = len(plan.stages[one.stage].gpus) - 1 if one.stage < len(plan.stages) else 0
+        for number, _ in one.pauses[-1:]:
+            if rounds <= number:
+                yield Violation(
+                    "reference",
+                    f"collectives[{position}]",
+                    f"round {number} does not exist; stage {one.stage} has {rounds} of them",
+                )
 
 
 def find_endless(plan: Plan) -> Iterator[Violation]:

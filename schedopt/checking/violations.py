@@ -18,7 +18,7 @@ class Violation:
     ===========  ==================================================================
     kind         what is broken
     ===========  ==================================================================
-    reference    a stage, layer or GPU that does not exist; nothing else is looked at
+    reference    a stage, layer, GPU or round that does not exist; nothing else is looked at
     layers       each layer lies in exactly one stage, in the order of the chain
     group        a tensor group lies in two nodes, is not alike, or overlaps another one; GPUs
                  that share sequences or experts do not lie in a row, or start together

@@ -86,6 +86,9 @@ def leave_out_defaults(plan: dict[str, Any]) -> None:
         del pattern["fold"]
     if not pattern["collectives"]:
         del pattern["collectives"]
+    for collective in pattern.get("collectives", ()):
+        if not collective["pauses"]:
+            del collective["pauses"]
     for transfer in pattern["transfers"]:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):

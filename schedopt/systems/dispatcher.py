@@ -26,7 +26,12 @@ class Dispatcher:
         self.ready_ns = [task.earliest_ns for task in tasks]
         self.events: list[tuple[int, int]] = []
         self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
-        self.busy: set[Hashable] = set()
+        self.busy: dict[Hashable, int] = {}
+        """What has each resource that is not free."""
+        self.ends_ns: dict[int, int] = {}
+        """When what runs ends, or pauses."""
+        self.paused_ns: dict[int, int] = {}
+        """Since when what is not over pauses."""
         self.users: dict[Hashable, set[tuple[Hashable, ...]]] = defaultdict(set)
         self.started = self.ended = 0
 
@@ -51,15 +56,17 @@ class Dispatcher:
                 # What takes no time is over before anything else is chosen.
                 self._start(now, touched, lasting=False)
             self._start(now, touched, lasting=True)
+            self._make_room(now, touched)
         if self.ended < len(self.tasks):
             stuck = next(t.item for t in self.tasks if t.start_ns < 0)
             raise ValueError(f"{stuck} waits in a circle")
 
     def _happen(self, number: int, now: int, touched: set[tuple[Hashable, ...]]) -> None:
-        """Let a task end, or get ready."""
+        """Let a task end, or pause, or get ready."""
         task = self.tasks[number]
         if task.start_ns >= 0:
-            self._end(number, now, touched)
+            if self.ends_ns.get(number) == now:
+                self._end(number, now, touched)
             return
         for resource in task.resources:
             self.users[resource].add(task.resources)
@@ -68,10 +75,16 @@ class Dispatcher:
 
     def _end(self, number: int, now: int, touched: set[tuple[Hashable, ...]]) -> None:
         task = self.tasks[number]
-        self.ended += 1
+        del self.ends_ns[number]
         for resource in task.resources:
-            self.busy.discard(resource)
+            self.busy.pop(resource, None)
             touched |= self.users[resource]
+        if now < task.end_ns:
+            self.paused_ns[number] = now
+            # It goes on before others like it begin.
+            heapq.heappush(self.queues[task.resources], (task.priority, -1, number))
+            return
+        self.ended += 1
         for follower in task.followers:
             self.waiting_for[follower] -= 1
             self.ready_ns[follower] = max(self.ready_ns[follower], now)
@@ -84,7 +97,9 @@ class Dispatcher:
             able = [
                 (self.queues[key][0], key)
                 for key in touched
-                if self.queues[key] and not self.busy.intersection(key)
+                if self.queues[key]
+                and self.busy.keys().isdisjoint(key)
+                and not self._stays_paused(key)
             ]
             if not lasting:
                 able = [pair for pair in able if not self.tasks[pair[0][2]].length_ns]
@@ -93,7 +108,48 @@ class Dispatcher:
             (_, _, number), key = min(able, key=lambda pair: pair[0])
             heapq.heappop(self.queues[key])
             task = self.tasks[number]
-            task.start_ns, task.turn = now, self.started
-            self.started += 1
-            self.busy.update(key)
-            heapq.heappush(self.events, (task.end_ns, number))
+            if number not in self.paused_ns:
+                task.start_ns, task.turn = now, self.started
+                self.started += 1
+            elif pause := now - (since := self.paused_ns.pop(number)):
+                rounds = self._rounds(task, since)
+                if task.pauses and task.pauses[-1][0] == rounds:
+                    pause += task.pauses.pop()[1]
+                task.pauses.append((rounds, pause))
+            self.busy.update(dict.fromkeys(key, number))
+            self._end_at(number, task.end_ns)
+
+    def _end_at(self, number: int, end: int) -> None:
+        self.ends_ns[number] = end
+        heapq.heappush(self.events, (end, number))
+
+    def _rounds(self, task: Task, now: int) -> int:
+        """Return how many rounds of a task have begun before now, at least one."""
+        worked = now - task.start_ns - sum(pause for _, pause in task.pauses)
+        return max(1, -(-worked // task.round_ns))
+
+    def _make_room(self, now: int, touched: set[tuple[Hashable, ...]]) -> None:
+        """Let tasks pause behind their round for more urgent ones that wait for nothing else."""
+        for key in touched:
+            for number in self._giving_way(key):
+                task = self.tasks[number]
+                pauses = sum(pause for _, pause in task.pauses)
+                end = task.start_ns + pauses + self._rounds(task, now) * task.round_ns
+                if end < self.ends_ns[number]:
+                    self._end_at(number, end)
+
+    def _giving_way(self, key: tuple[Hashable, ...]) -> set[int]:
+        """Return what has the resources that a task waits for, if all of it gives way to that."""
+        if not self.queues[key]:
+            return set()
+        holders = {self.busy[resource] for resource in key if resource in self.busy}
+        for task in map(self.tasks.__getitem__, holders):
+            if not task.round_ns or task.priority <= self.queues[key][0][0]:
+                return set()
+        return holders
+
+    def _stays_paused(self, key: tuple[Hashable, ...]) -> bool:
+        """Whether a task has paused for another one, for which others have to pause as well."""
+        return self.queues[key][0][2] in self.paused_ns and any(
+            self._giving_way(other) for resource in key for other in self.users[resource]
+        )

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from schedopt.account.shard_owners import part_of
 from schedopt.account.timeline import stage_bytes
 from schedopt.errors import InputError
-from schedopt.folding import Ring, Twins, find_twins, ring
+from schedopt.folding import Ring, Twins, find_twins, list_runs, ring
 from schedopt.network import Resource
 from schedopt.plan import Collective, Operation, Pattern, Plan, Transfer
 from schedopt.problem import Scope
@@ -185,12 +185,22 @@ class _PartOfStep:
         mode: Mode,
         there: Sequence[Sequence[Named]],
     ) -> list[Sequence[Named]]:
-        """Add a collective behind what each GPU must have; return what each then waits for."""
+        """Add a collective behind what each GPU must have; return what each then waits for.
+
+        What goes from stage to stage meanwhile has its links between two rounds.
+        """
         item = Collective(tensor=tensor, mode=mode, stage=stage, shift=0, start_ns=0)
         around = ring(self.plan, item)
         resources = dict.fromkeys(self.used(around))
         after = [name for names in there for name in names]
-        self.scheduler.occupy(item, resources, around.length_ns, after=after, priority=BEHIND)
+        self.scheduler.occupy(
+            item,
+            resources,
+            around.rounds * around.round_ns,
+            after=after,
+            priority=BEHIND,
+            round_ns=around.round_ns,
+        )
         return [[item] for _ in there]
 
     def used(self, around: Ring) -> Iterator[Resource]:
@@ -203,8 +213,9 @@ class _PartOfStep:
         """Yield the links that collectives have, from when on and how long, ns."""
         for item in pattern.collectives:
             around = ring(self.plan, item)
+            runs = [*list_runs(item, around)]
             for resource in dict.fromkeys(self.used(around)):
-                yield resource, item.start_ns, around.length_ns
+                yield from ((resource, start, length) for start, length in runs)
 
     def update(self, stage: int, there: Sequence[Sequence[Named]]) -> list[Sequence[Named]]:
         """Update on each replica of the part; return what each then waits for."""

@@ -189,9 +189,15 @@ class ListScheduler:
         *,
         after: Iterable[Named],
         priority: int = 0,
+        round_ns: int = 0,
     ) -> None:
-        """Add something that takes so long, and all of these resources at once."""
-        self._add(Task(item, -1, tuple(resources), length_ns, list(after), 0, priority), [item])
+        """Add something that takes so long, and all of these resources at once.
+
+        Between rounds of some length it makes room for what has a lower priority.
+        """
+        task = Task(item, -1, tuple(resources), length_ns, list(after), 0, priority)
+        task.round_ns = round_ns
+        self._add(task, [item])
 
     def _add(self, task: Task, names: Iterable[Named]) -> None:
         if len(self._tasks) >= MOST_EVENTS:

@@ -29,7 +29,9 @@ class Task:
 
     It waits for `needs`, then for its resources, first those of a lower priority. `turn` is its
     place in the order of starts, and `needed` the numbers of the tasks that it waits for. Its
-    `mates` are operations on other GPUs that start with it: see `Stage.mates`.
+    `mates` are operations on other GPUs that start with it: see `Stage.mates`. Between two of its
+    rounds, of `round_ns`, it makes room for what has a lower priority; 0: it does not. `pauses`
+    says before which of them, and how long, ns.
     """
 
     item: Item
@@ -44,16 +46,20 @@ class Task:
     needed: list[int] = field(default_factory=list)
     followers: list[int] = field(default_factory=list)
     mates: list[Operation] = field(default_factory=list)
+    round_ns: int = 0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def items(self) -> tuple[Item, ...]:
         """All that starts."""
+        if isinstance(self.item, Collective) and self.pauses:
+            return (replace(self.item, pauses=tuple(self.pauses)),)
         return self.item, *self.mates
 
     @property
     def end_ns(self) -> int:
         """When it is over."""
-        return self.start_ns + self.length_ns
+        return self.start_ns + self.length_ns + sum(pause for _, pause in self.pauses)
 
 
 @dataclass(frozen=True)

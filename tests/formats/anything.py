@@ -200,7 +200,12 @@ def patterns(draw: st.DrawFn) -> Pattern:
     made = partial(st.builds, Operation, stage=counts, shift=shifts, start_ns=starts)
     operation = made(kind=st.sampled_from(KINDS), covers=counts)
     elsewhere = made(kind=st.just("W"), replica=st.integers(-9, 9))
-    ring = partial(st.builds, Collective, stage=counts, shift=shifts, start_ns=starts)
+    pauses = st.dictionaries(st.integers(1, 9), st.integers(1, 9), max_size=2).map(
+        lambda found: tuple(sorted(found.items()))
+    )
+    ring = partial(
+        st.builds, Collective, stage=counts, shift=shifts, start_ns=starts, pauses=pauses
+    )
     rings = ring(tensor=st.sampled_from(["weights", "weight_gradient"]), mode=st.just("copy"))
     rings |= ring(tensor=st.just("weight_gradient"), mode=st.just("reduce"))
     collectives = tuple(draw(st.lists(rings, max_size=3)))

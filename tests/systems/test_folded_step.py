@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from schedopt import Chain, Platform, Stage, check
+from schedopt import Chain, Link, Network, Node, NodeLink, Platform, Stage, check
+from schedopt.folding import whole
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.folded_step import folded_step
@@ -34,3 +35,41 @@ def test_a_stage_is_applied_while_another_one_still_runs() -> None:
     assert plan.pattern.period_total_ns == 25
     found = {(item.stage, item.mode): item.start_ns for item in plan.pattern.collectives}
     assert found == {(1, "reduce"): 12, (1, "copy"): 17, (0, "reduce"): 21, (0, "copy"): 24}
+
+
+def test_a_ring_pauses_between_two_rounds_for_what_goes_from_stage_to_stage() -> None:
+    # Three parts of two nodes with a GPU each: stage 0 on one, stages 1 and 2 on the other. Stage 2
+    # ends its backward at 9, and thirds of 9 bytes go round from then on, 3 ns each. At 10 a
+    # gradient of 2 bytes for stage 0 is there, which has the card from 12 to 14. Stage 1 adds up
+    # behind that, 1 ns a round, from 17 on, before sums are copied: 6 ns, then 2 ns.
+    made = [layer(1, 4, sent=2), layer(1, 1), layer(1, 4)]
+    sizes: list[dict[str, Any]] = [
+        {"parameter_bytes": 1, "gradient_bytes": size, "optimizer_bytes": 0} for size in (3, 3, 9)
+    ]
+    chain = tuple(
+        replace(one, weight_bytes=10, **own) for one, own in zip(made, sizes, strict=True)
+    )
+    link = Link(bandwidth_bytes_per_s=BYTE_A_NS, duplex="full")
+    nodes = [Node(name=str(number), gpus=1, link=link) for number in range(6)]
+    links = [
+        NodeLink(between=(node.name, "switch"), bandwidth_bytes_per_s=BYTE_A_NS, duplex="full")
+        for node in nodes
+    ]
+    network = Network(nodes=(*nodes, Node(name="switch", gpus=0)), links=tuple(links))
+    config = SystemConfig(
+        chain=Chain(layers=chain), platform=Platform(6, 100, network=network), microbatches=3
+    )
+    stages = [Stage(layers=(n, n), gpus=(0, 1, 2) if n == 0 else (3, 4, 5)) for n in range(3)]
+    turns: list[Turn] = [("F", n, 0) for n in (0, 1, 2)] + [("B", n, 0) for n in (2, 1, 0)]
+    plan = folded_step(config, stages, 3, turns)
+    assert check(plan) == () == check(whole(plan))
+    found = {(one.stage, one.mode): (one.start_ns, one.pauses) for one in plan.pattern.collectives}
+    assert found == {
+        (2, "reduce"): (9, ((1, 2),)),
+        (1, "reduce"): (17, ()),
+        (2, "copy"): (19, ()),
+        (1, "copy"): (25, ()),
+        (0, "reduce"): (18, ()),
+        (0, "copy"): (20, ()),
+    }
+    assert plan.pattern.period_total_ns == 27
