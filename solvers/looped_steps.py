@@ -3,10 +3,12 @@
 Stage s lies on rank s mod p, so that each rank has layers from all over the chain and begins early
 (Lamy-Poirier 2023). The last layer, which logits make the longest, would leave all ranks but its
 own idle, and so would layers that are left over: they lie on all ranks, which take micro-batches in
-turn. The job is a fold, each part of which has a GPU or a tensor group on each rank. Either the
-GPUs of a part lie in a row, so that activations stay in a node and gradients go from node to node;
-or those of a rank do, and it is the other way round; then GPUs in a row may share sequences, too.
-Micro-batches are let in as memory allows, so that no GPU lacks work.
+turn. The first layer, an embedding, has gradients that come last and are large: it may be a stage
+of its own, on the last rank, whose other gradients are on their way by then. The job is a fold,
+each part of which has a GPU or a tensor group on each rank. Either the GPUs of a part lie in a row,
+so that activations stay in a node and gradients go from node to node; or those of a rank do, and it
+is the other way round; then GPUs in a row may share sequences, too. Micro-batches are let in as
+memory allows, so that no GPU lacks work.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from schedopt.solving.run import Run
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.list_scheduler import TooManyTasks
 
-WAYS: Final = tuple(product((0, 1, 2), (1.0, 1.5, 0.5)))
+WAYS: Final = tuple(product((0, 1, 2), (1.0, 0.75, 1.5, 0.5)))
 """What a rank runs first (see `_Simulation.urgency`), and how many micro-batches are in flight.
 
 These over those of which each rank can hold all that it may have to.
@@ -118,7 +120,9 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
             continue
         ways = (True, False) if chain.context == 1 else (False,)
         laid_out = count // (fold if chain.context == 1 else 1)
-        for loops, inside in product(sorted({*LOOPS, body // ranks}), ways):
+        # A first layer of which nothing goes round needs no ranks of its own.
+        firsts = (0, 1) if fold > 1 and body > ranks else (0,)
+        for loops, inside, alone in product(sorted({*LOOPS, body // ranks}), ways, firsts):
             width = tensor * (ranks if inside else fold)
             lies_in_nodes = width % node == 0 or node % width == 0
             operations = 2 * (ranks * loops + 1) * laid_out
@@ -127,9 +131,10 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
             if seconds is not None and OPERATION_S * operations > (1 - SHARE) * seconds:
                 continue
             # The first layer may take next to no time.
-            for shared in sorted({1, 1 + body % ranks, 1 + (body - 1) % ranks}):
-                if ranks * loops <= body + 1 - shared:
-                    yield Loop(problem, cuts, ranks, tensor, loops, shared, fold, inside)
+            left = {body % ranks, (body - 1) % ranks} if not alone else {(body - 1) % ranks}
+            for shared in sorted({1, *(1 + rest for rest in left)}):
+                if alone + ranks * loops <= body + 1 - shared:
+                    yield Loop(problem, cuts, ranks, tensor, loops, alone, shared, fold, inside)
 
 
 @dataclass
@@ -148,7 +153,12 @@ class _Simulation:
     order: int
 
     def urgency(self, kind: Kind, stage: int, i: int) -> tuple[int, int, int]:
-        """Return a key of an operation, the least of which goes first."""
+        """Return a key of an operation, the least of which goes first.
+
+        All ranks wait for a first layer of its own, which takes little.
+        """
+        if stage < self.loop.alone:
+            return -1, 0, i
         if self.order == 2:
             return (0, -stage, i) if kind == "B" else (1, stage, i)
         if kind == "F":
@@ -177,7 +187,7 @@ class _Simulation:
             touched = set()
             while events and events[0][0] == now:
                 _, _, ends, kind, stage, i = heapq.heappop(events)
-                here = i % ranks if stage == last else stage % ranks
+                here = loop.rank_of(stage, i)
                 touched.add(here)
                 if not ends:
                     heapq.heappush(ready[here], (self.urgency(kind, stage, i), kind, stage, i))
@@ -193,7 +203,7 @@ class _Simulation:
                         following, then, i, entered = 0, "F", entered, entered + 1
                 elif stage == last:
                     following, then = stage, "B"
-                there = i % ranks if following == last else following % ranks
+                there = loop.rank_of(following, i)
                 if there != here and following != stage:
                     start = max(now, sends[here], receives[there])
                     arrives = start + trips[min(stage, following)]

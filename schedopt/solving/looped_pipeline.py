@@ -1,6 +1,7 @@
 """A looped pipeline: where its stages lie, and what they take and hold.
 
-Stage s lies on rank s mod p (Lamy-Poirier 2023), and the last one on all ranks.
+Stage s lies on rank s mod p (Lamy-Poirier 2023), and the last one on all ranks. A first layer may
+be a stage of its own before these, on the last rank.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from schedopt.stage import Stage
 
 
 class Cuts:
-    """The cuts of a chain into a number of stages, balanced, and one of the last layers."""
+    """The cuts of a chain into a number of stages, balanced, between first and last layers."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.of = cache(self._cut)
 
-    def _cut(self, tensor: int, stages: int, shared: int) -> list[Cut]:
+    def _cut(self, tensor: int, alone: int, stages: int, shared: int) -> list[Cut]:
         chain = self.problem.in_group(tensor)
         begin = len(chain.layers) - shared
-        body = replace(chain, layers=chain.layers[:begin])
-        return [*balanced_cuts(body, stages), (begin, begin + shared - 1)]
+        body = replace(chain, layers=chain.layers[alone:begin])
+        cuts = [(first + alone, last + alone) for first, last in balanced_cuts(body, stages)]
+        return [*[(0, 0)][:alone], *cuts, (begin, begin + shared - 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,9 @@ class Loop:
         GPUs of a group.
     loops : int
         Stages of each rank, beside its share of the last one.
+    alone : int
+        First layers that are a stage of their own, 0 or 1. Its gradients are the last to be there.
+        On the last rank they go round while those of the first rank do, and not behind these.
     shared : int
         Layers of the last stage, which lies on all ranks.
     fold : int
@@ -56,6 +61,7 @@ class Loop:
     ranks: int
     tensor: int
     loops: int
+    alone: int
     shared: int
     fold: int
     inside: bool
@@ -68,7 +74,7 @@ class Loop:
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, with the GPUs of all parts."""
-        cuts = self.cuts.of(self.tensor, self.ranks * self.loops, self.shared)
+        cuts = self.cuts.of(self.tensor, self.alone, self.ranks * self.loops, self.shared)
         sharded = self.problem.scope.shard != "none"
         return [
             Stage(
@@ -82,9 +88,15 @@ class Loop:
 
     def ranks_of(self, stage: int) -> range:
         """Return the ranks that have a stage."""
-        if stage == self.ranks * self.loops:
+        if stage == self.alone + self.ranks * self.loops:
             return range(self.ranks)
-        return range(stage % self.ranks, stage % self.ranks + 1)
+        rank = (stage - self.alone) % self.ranks
+        return range(rank, rank + 1)
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Return the rank that has a micro-batch of a stage."""
+        ranks = self.ranks_of(stage)
+        return ranks[microbatch % len(ranks)]
 
     def _gpu(self, rank: int, part: int) -> int:
         place = part * self.ranks + rank if self.inside else rank * self.fold + part
@@ -129,7 +141,7 @@ class Loop:
         largest = max(layer.activation_bytes for layer in layers)
         workspace = max(layer.workspace_bytes or 0 for layer in layers)
         usable = self.problem.platform.gpus[0].usable_bytes
-        room = [usable - workspace - 2 * self.loops * largest] * self.ranks
+        room = [usable - workspace - 2 * (self.alone + self.loops) * largest] * self.ranks
         for number, stage in enumerate(self.stages):
             own = [layers[n] for n in stage.layer_range]
             optimizer = sum(layer.optimizer_bytes or 0 for layer in own)
@@ -171,12 +183,17 @@ class Loop:
     def least_ns(self) -> int:
         """What no step beats, ns: the way to a rank, all of its work, and the way back."""
         way = [*accumulate(map(sum, self.lengths), initial=0)]
-        return max(self.count * work + way[rank] for rank, work in enumerate(self._work()))
+        return max(
+            self.count * work + way[self.alone + rank] for rank, work in enumerate(self._work())
+        )
 
     def _work(self) -> list[int]:
-        """Return how long a rank works on a micro-batch on average, ns."""
+        """Return how long a rank works on a micro-batch on average, ns.
+
+        Without a first stage on its own, at which it may work on the way.
+        """
         work = [0] * self.ranks
-        for number, length in enumerate(map(sum, self.lengths)):
+        for number, length in enumerate(map(sum, self.lengths[self.alone :]), self.alone):
             ranks = self.ranks_of(number)
             for rank in ranks:
                 work[rank] += length // len(ranks)

@@ -91,3 +91,30 @@ def test_parts_and_ranks_lie_in_nodes() -> None:
     assert plans
     assert not any(map(check, plans))
     assert all(plan.stages[-1].gpus[0] == 0 for plan in plans)
+
+
+def test_a_first_layer_of_its_own_leaves_its_gradients_a_gpu_beside() -> None:
+    # Two parts of two GPUs, each with two micro-batches. Rings of two take as long as a gradient of
+    # the layer is large: 40, 20 and 10 ns, and that of the last layer, of all four, 12.
+    sizes = [(1, 40, 80), (10, 20, 100), (10, 10, 110), (5, 8, 16)]
+    layers = [
+        replace(
+            layer(time, time, weight=weight),
+            parameter_bytes=size,
+            gradient_bytes=size,
+            optimizer_bytes=0,
+        )
+        for time, size, weight in sizes
+    ]
+    chain = Chain(layers=tuple(layers))
+    # Layers 1 and 2 do not fit on one GPU beside the last one.
+    platform = Platform(4, 210, bandwidth=10**9, duplex="full")
+    problem = training_step(chain, platform, 4, widest_step(chain))
+    plans = [plan for plan in propose(problem, Run(problem)) if not check(plan)]
+    best = min(plans, key=lambda plan: plan.pattern.period_total_ns)
+    # The second micro-batch goes ahead until 31 (layers 0 to 2), through the last layer until 41,
+    # and back until 72, behind the first one; layer 2 is through at 61 and its ring at 71. Behind
+    # layer 1 the ring of layer 0 would end 20 ns later.
+    assert [stage.layers for stage in best.stages] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert {*best.stages[0].gpus} == {*best.stages[2].gpus}
+    assert best.pattern.period_total_ns == 72 + 40
