@@ -30,7 +30,7 @@ from schedopt.solving.run import Run
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.list_scheduler import TooManyTasks
 
-WAYS: Final = tuple(product((0, 1, 2), (1.0, 0.75, 1.5, 0.5)))
+WAYS: Final = tuple(product((0, 1, 2), (1.0, 1.5, 0.5)))
 """What a rank runs first (see `_Simulation.urgency`), and how many micro-batches are in flight.
 
 These over those of which each rank can hold all that it may have to.
@@ -63,7 +63,7 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
     def look(loop: Loop, order: int, deeper: float) -> None:
         limit = min(_limit_ns(run), found[0][0] * NEAR if found else inf)
         if loop.work_ns < limit and loop.least_ns < limit and loop.in_flight(deeper):
-            step = _Simulation(loop, order).run(loop.in_flight(deeper), limit)
+            step = _Simulation(loop, order, loop.in_flight(deeper)).run(limit)
             if step is not None:
                 found.append((step[0], len(found), loop, step[1]))
                 found.sort(key=lambda row: row[:2])
@@ -125,7 +125,7 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
         for loops, inside, alone in product(sorted({*LOOPS, body // ranks}), ways, firsts):
             width = tensor * (ranks if inside else fold)
             lies_in_nodes = width % node == 0 or node % width == 0
-            operations = 2 * (ranks * loops + 1) * laid_out
+            operations = 2 * (alone + ranks * loops + 1) * laid_out
             if not lies_in_nodes or (fold == 1 and not inside) or operations > MOST_OPERATIONS:
                 continue
             if seconds is not None and OPERATION_S * operations > (1 - SHARE) * seconds:
@@ -145,12 +145,17 @@ class _Simulation:
     ----------
     loop : Loop
     order : int
-        0: forwards before backwards, later stages first; 1: so, but backwards of earlier
-        micro-batches first; 2: backwards before forwards, in turn of the stages.
+        0: forwards before backwards, later stages first, but first the backwards of micro-batches
+        that let others in; so in the end each stage is through as early as can be, and its
+        gradients go round while others run. 1: so, but with no backwards first; 2: backwards before
+        forwards, in turn of the stages.
+    in_flight : int
+        Micro-batches.
     """
 
     loop: Loop
     order: int
+    in_flight: int
 
     def urgency(self, kind: Kind, stage: int, i: int) -> tuple[int, int, int]:
         """Return a key of an operation, the least of which goes first.
@@ -163,9 +168,11 @@ class _Simulation:
             return (0, -stage, i) if kind == "B" else (1, stage, i)
         if kind == "F":
             return 0, -stage, i
-        return (1, i, 0) if self.order else (1, -stage, i)
+        if not self.order and i < self.loop.count - self.in_flight:
+            return 1, i, 0
+        return 2, -stage, i
 
-    def run(self, in_flight: int, limit: float) -> tuple[int, list[Turn]] | None:
+    def run(self, limit: float) -> tuple[int, list[Turn]] | None:
         """Return how long the step takes about, ns, and its turns.
 
         None if it does not fit, or is not below the limit.
@@ -177,7 +184,7 @@ class _Simulation:
         busy, sends, receives, room = [False] * ranks, [0] * ranks, [0] * ranks, [*loop.room]
         ended = [0] * (last + 1)
         turns: list[Turn] = []
-        entered = min(in_flight, loop.count)
+        entered = min(self.in_flight, loop.count)
         now = number = 0
         for i in range(entered):
             events.append((0, number, False, "F", 0, i))

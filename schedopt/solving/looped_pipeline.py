@@ -95,8 +95,8 @@ class Loop:
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank that has a micro-batch of a stage."""
-        ranks = self.ranks_of(stage)
-        return ranks[microbatch % len(ranks)]
+        shared = stage == self.alone + self.ranks * self.loops
+        return (microbatch if shared else stage - self.alone) % self.ranks
 
     def _gpu(self, rank: int, part: int) -> int:
         place = part * self.ranks + rank if self.inside else rank * self.fold + part
