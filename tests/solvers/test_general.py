@@ -140,6 +140,23 @@ def test_it_is_never_worse_than_the_contiguous_plan() -> None:
     assert anywhere <= contiguous
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loss_runs_when_there_is_memory_for_it(seed: int) -> None:
+    # The head fills GPU 1, and its turn takes two periods. Only between the end of a backward and
+    # the start of a forward GPU 0 holds two micro-batches, not three: then the loss fits.
+    first = replace(UNIT, backward_ns=3, weight_bytes=0, saved_bytes=10)
+    head = replace(UNIT, backward_ns=9, weight_bytes=0, saved_bytes=0)
+    loss = Layer(
+        forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0, workspace_bytes=10
+    )
+    problem = Problem(
+        chain=Chain(layers=(first, head, loss)),
+        platform=Platform(gpus=2, memory=30),
+        scope=replace(GENERAL, memory="peak"),
+    )
+    assert search(problem, 20_000, seed).period() == 10
+
+
 def test_tied_layers_share_a_gpu() -> None:
     layers = tuple(replace(UNIT, forward_ns=number + 1) for number in range(6))
     chain = Chain(layers=layers, same_gpu=((0, 5),))

@@ -23,6 +23,8 @@ from schedopt.solving.local_search.state import (
     SPACING,
     SPACINGS,
     STAGES,
+    WAIT,
+    WAITS,
     State,
 )
 from schedopt.solving.local_search.tables import Tables
@@ -190,6 +192,8 @@ def change_order(t: Tables, s: State, row: int, draw: Draw) -> int:
     if k > 1:
         gene += GENES * below(draw, k)
     s.row[row, gene] = (s.row[row, gene] + 1 + below(draw, 2)) % 3
+    if s.row[row, gene] == 2:
+        s.row[row, WAIT] = below(draw, WAITS)
     return row
 
 

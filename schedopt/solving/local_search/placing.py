@@ -63,6 +63,8 @@ from schedopt.solving.local_search.state import (
     T_RECOMPUTE,
     T_WEIGHT_HALF,
     TOP,
+    WAIT,
+    WAITS,
     WEIGHTS,
     WHERE,
     State,
@@ -172,13 +174,16 @@ def put(s: State, where: int, start: int, length: int) -> None:
 
 @njit_inline
 def _place_operation(
-    s: State, gpu: int, length: int, start: int, gene: int, sign: int
+    s: State, row: int, length: int, start: int, gene: int, sign: int
 ) -> tuple[int, float]:
     """Place an operation from a start on; return where it starts and what found no place.
 
-    It goes to the first free place, on to the end of that gap (gene 1), or to the next gap (2).
+    It goes to the first free place, on to the end of that gap (gene 1), or to the next gap (2). On
+    a free GPU no gap ends: with gene 2 it waits for a part of the period. That costs nothing where
+    the backward of what fills its GPU has to wait for its forward anyway, and lets what is placed
+    before run at another time of the period: a loss when there is memory for it.
     """
-    period = s.counts[PERIOD]
+    gpu, period = s.row[row, GPU], s.counts[PERIOD]
     found = first_free(s.line, s.first, period, gpu, length, start, start + sign * period, sign)
     if found == NOWHERE:
         return start, max(1, length) / period
@@ -192,6 +197,8 @@ def _place_operation(
                 other = first_free(s.line, s.first, period, gpu, length, begin, limit, sign)
                 if other != NOWHERE:
                     found = other
+        elif gene == 2:
+            found += sign * (s.row[row, WAIT] * period // WAITS)
     put(s, gpu, found, length)
     return found, 0.0
 
@@ -248,7 +255,7 @@ def _place_forward(t: Tables, s: State, row: int, micro_batch: int) -> float:
             end, excess = _place_transfer(t, s, gpu, target, length, end - length, EARLIER)
             s.row[row, at + AT_ACTIVATION] = end
     gene = s.row[row, FORWARD_GENE + GENES * micro_batch]
-    start, more = _place_operation(s, gpu, time, end - time, gene, EARLIER)
+    start, more = _place_operation(s, row, time, end - time, gene, EARLIER)
     s.row[row, at + AT_FORWARD] = start
     return excess + more
 
@@ -270,18 +277,18 @@ def _place_backward(t: Tables, s: State, row: int, micro_batch: int) -> float:
             s.row[row, at + AT_GRADIENT] = begin
             begin += length
     gene, time = s.row[row, BACKWARD_GENE + GENES * micro_batch], s.row[row, T_BACKWARD]
-    start, more = _place_operation(s, gpu, time, begin, gene, LATER)
+    start, more = _place_operation(s, row, time, begin, gene, LATER)
     s.row[row, at + AT_BACKWARD] = start
     excess += more
     if s.row[row, HALVED]:
         rest = s.row[row, T_WEIGHT_HALF]
-        after, more = _place_operation(s, gpu, rest, start + time, 0, LATER)
+        after, more = _place_operation(s, row, rest, start + time, 0, LATER)
         s.row[row, at + AT_WEIGHT_HALF] = after
         excess += more
     if s.row[row, LAYERS_RECOMPUTED] > 0:
         # The latest before the backward.
         time = s.row[row, T_RECOMPUTE]
-        before, more = _place_operation(s, gpu, time, start - time, 0, EARLIER)
+        before, more = _place_operation(s, row, time, start - time, 0, EARLIER)
         s.row[row, at + AT_RECOMPUTE] = before
         excess += more
     return excess

@@ -25,40 +25,42 @@ ORDER_GENE: Final = 6
 """What is placed first: the backward (0) or the forward (1); 2 more: of the second micro-batch."""
 HALVED: Final = 7
 """Whether the backward runs in halves."""
+WAIT: Final = 8
+"""How long what comes first to its GPU waits (gene 2), in parts of T: see `WAITS`."""
 
 # What follows for a stage on its own: columns of State.row.
-T_FORWARD: Final = 8
-T_BACKWARD: Final = 9
+T_FORWARD: Final = 9
+T_BACKWARD: Final = 10
 """Of the backward, or of its input half, ns."""
-T_WEIGHT_HALF: Final = 10
-T_RECOMPUTE: Final = 11
-WEIGHTS: Final = 12
-F_TO_B: Final = 13
+T_WEIGHT_HALF: Final = 11
+T_RECOMPUTE: Final = 12
+WEIGHTS: Final = 13
+F_TO_B: Final = 14
 """Bytes from the forward to the end of the backward (or of its input half)."""
-F_TO_W: Final = 14
+F_TO_W: Final = 15
 """Bytes from the forward to the end of the weight half."""
-I_TO_W: Final = 15
+I_TO_W: Final = 16
 """Bytes from the input half to the end of the weight half."""
-R_TO_B: Final = 16
-R_TO_W: Final = 17
-FB_WORKSPACE: Final = 18
+R_TO_B: Final = 17
+R_TO_W: Final = 18
+FB_WORKSPACE: Final = 19
 """Workspace of forward and backward, bytes."""
-R_WORKSPACE: Final = 19
-LAYERS_RECOMPUTED: Final = 20
+R_WORKSPACE: Final = 20
+LAYERS_RECOMPUTED: Final = 21
 """How many layers are recomputed."""
 
 # Where a stage is placed: columns of State.row.
-MARK: Final = 21
+MARK: Final = 22
 """How many intervals lay on resources before."""
-HELD: Final = 22
+HELD: Final = 23
 """Bytes at the most, with the weights."""
-AT_FORWARD: Final = 23
-AT_BACKWARD: Final = 24
-AT_WEIGHT_HALF: Final = 25
-AT_RECOMPUTE: Final = 26
-AT_ACTIVATION: Final = 27
+AT_FORWARD: Final = 24
+AT_BACKWARD: Final = 25
+AT_WEIGHT_HALF: Final = 26
+AT_RECOMPUTE: Final = 27
+AT_ACTIVATION: Final = 28
 """Of the transfer of its output."""
-AT_GRADIENT: Final = 28
+AT_GRADIENT: Final = 29
 """Of the transfer of that output's gradient."""
 PLACES: Final = 6
 """Columns from where a micro-batch is placed to where the next one is."""
@@ -133,6 +135,8 @@ HOLDS_OF_A_STAGE: Final = 9
 """At the most: five kinds of what is saved, and the workspaces of four operations."""
 SPACINGS: Final = 64
 """Parts of a period in which `SPACING` counts."""
+WAITS: Final = 16
+"""Parts of a period in which `WAIT` counts."""
 
 
 def new_state(tables: Tables, most: int) -> State:
