@@ -15,7 +15,7 @@ from schedopt.errors import InputError, naming_file
 from schedopt.importing import dnn_partitioning, pipedream, piper
 from schedopt.importing.graph import Graph, Node
 from schedopt.importing.linearising import Group, linearise, merge
-from schedopt.importing.piper import piper_degrees, read_piper
+from schedopt.importing.piper import piper_degrees, piper_text, read_piper
 from schedopt.importing.reading import read_file
 from schedopt.profile import Profile, Variant
 from schedopt.units import format_duration, printable
@@ -70,7 +70,8 @@ def import_chain(
     Parameters
     ----------
     path : path
-        The file.
+        The file. *piper*: that of its authors, or a table of variants (``schedopt-data/1``) with
+        the table ``edges.json`` in the same folder.
     source : {"pipedream", "dnn-partitioning", "piper"}
         Who wrote it.
     cuts : {"order", "articulation"}
@@ -92,8 +93,8 @@ def import_chain(
     _check_word("source", source, SOURCES)
     _check_word("cuts", cuts, CUTS)
     copies = as_whole(copies, "copies", low=1, high=MOST_COPIES)
+    text, digest = _read(path, source)
     with naming_file(path):
-        text, digest = read_file(path)
         _check_format(text, source)
         graph = read_piper(text, degree) if source == "piper" else _READERS[source][0](text)
         ordered = linearise(graph)
@@ -128,8 +129,9 @@ def import_degrees(
     The parameters are those of `import_chain`. The time of recomputation is that of the forward, so
     each degree is one variant. What is sent where a cut meets split tensors is left out.
     """
+    text, _ = _read(path, "piper")
     with naming_file(path):
-        degrees = piper_degrees(read_file(path)[0])
+        degrees = piper_degrees(text)
     chains = [
         import_chain(path, "piper", cuts=cuts, copies=copies, name=name, degree=degree)
         for degree in (degrees or [1])
@@ -142,6 +144,13 @@ def import_degrees(
         profile = Profile(name=chains[0].chain.name, variants=variants)
     left_out = "Bytes that tensor parallelism adds to edges between stages are left out."
     return profile, (*chains[0].notes, left_out)
+
+
+def _read(path: str | Path, source: str) -> tuple[str, str]:
+    """Return a file as text in the format of the source, and the digest of the file."""
+    with naming_file(path):
+        text, digest = read_file(path)
+    return (piper_text(Path(path), text) if source == "piper" else text), digest
 
 
 def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Final
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.importing.graph import Graph, Node, make_graph, read_edges, read_names
 from schedopt.importing.reading import SECONDS, Item, as_bytes, as_nanoseconds, parse_json
+from schedopt.importing.tables import FORMAT, Line, read_table, whole
 from schedopt.units import format_bytes
 
 EXPECTED: Final = (
@@ -17,6 +21,56 @@ INPUT: Final = "tensor"
 """What Piper calls a node that stands for what the loader delivers."""
 PLAIN: Final = "vanilla"
 RECOMPUTED: Final = "activation recomp"
+VARIANTS: Final = "node name tp variant time_ns parameter_bytes memory_a_bytes"
+EDGES: Final = "source target bytes"
+EDGES_TABLE: Final = "edges.json"
+_KINDS: Final = {"vanilla": PLAIN, "recompute": RECOMPUTED}
+"""What tables call the two, and what Piper calls them."""
+
+
+def piper_text(path: Path, text: str) -> str:
+    """Return a profile in Piper's own format, also where it is a table of variants.
+
+    The edges of a table are in ``edges.json`` in the same folder.
+    """
+    if f'"{FORMAT}"' not in text:
+        return text
+    with naming_file(path):
+        nodes = _table_nodes(read_table(path, VARIANTS))
+    beside = path.with_name(EDGES_TABLE)
+    with naming_file(beside):
+        edges = [
+            f'{{"sourceId": {whole(line["source"])}, "destId": {whole(line["target"])}, '
+            f'"communicationCost": {line["bytes"].bytes()}}}'
+            for line in read_table(beside, EDGES)
+        ]
+    return f'{{"nodes": [{", ".join(nodes)}], "edges": [{", ".join(edges)}]}}'
+
+
+def _table_nodes(lines: Sequence[Line]) -> list[str]:
+    """Return the nodes of a table as those of Piper's own format."""
+    nodes: dict[tuple[int, str], dict[int, list[str]]] = {}
+    for line in lines:
+        kind = line["variant"].text()
+        if kind not in _KINDS:
+            raise InputError(
+                f"{kind!r:.40} is not known",
+                field=line["variant"].path,
+                way_out=f"Give {' or '.join(_KINDS)}",
+            )
+        entry = (
+            f'{{"id": "{_KINDS[kind]}", "timePerSample": {whole(line["time_ns"])}e-9, '
+            f'"parameterSize": {line["parameter_bytes"].bytes()}, '
+            f'"memoryUsageA": {line["memory_a_bytes"].bytes()}}}'
+        )
+        degrees = nodes.setdefault((whole(line["node"]), line["name"].text()), {})
+        degrees.setdefault(whole(line["tp"], 1), []).append(entry)
+    return [
+        f'{{"id": {number}, "name": {json.dumps(name)}, "TMPCs": {{'
+        + ", ".join(f'"{degree}": [{", ".join(found)}]' for degree, found in degrees.items())
+        + "}}"
+        for (number, name), degrees in nodes.items()
+    ]
 
 
 def piper_degrees(text: str) -> list[int]:
