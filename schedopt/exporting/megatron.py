@@ -16,6 +16,7 @@ Megatron Core developer guide, *Custom pipeline model parallel layout*, *Paralle
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Final
 
 from schedopt.exporting.own_order import describe, micro_batch_size, own_step, rank_count
@@ -25,6 +26,17 @@ from schedopt.stage import Stage
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
 
 FILE: Final = "megatron.sh"
+_WITHOUT_LAYOUT: Final = (
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+)
+_WITHOUT_SHARDS: Final = ("--use-megatron-fsdp", "--use-torch-fsdp2")
+_WIDTH: Final = 96
+"""Of a comment."""
 
 
 def export(plan: Plan, microbatches: int) -> dict[str, str]:
@@ -40,10 +52,8 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     own = own_step(plan, microbatches, "megatron")
     lines = [f"# {line}" for line in describe(plan, own, "megatron")]
     lines += [
-        '# Source this file and add "${PIPELINE_ARGS[@]}" to the arguments of pretrain_gpt.py. The '
-        "layout",
-        "# goes with none of --num-layers-per-virtual-pipeline-stage, "
-        "--num-virtual-stages-per-pipeline-rank.",
+        '# Source this file and add "${PIPELINE_ARGS[@]}" behind the arguments of pretrain_gpt.py.',
+        *_describe_others(plan),
     ]
     if micro_batch_size(plan) is None:
         lines.append(
@@ -57,6 +67,17 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     lines += _describe_flags(plan.stages[0])
     arguments = (f"    {line}" for line in _arguments(plan, microbatches))
     return {FILE: "\n".join([*lines, "PIPELINE_ARGS=(", *arguments, ")"]) + "\n"}
+
+
+def _describe_others(plan: Plan) -> Iterator[str]:
+    """Yield the arguments with which it is another step, whatever stands behind them."""
+    names = [*_WITHOUT_LAYOUT, "--recompute-activations", *_WITHOUT_SHARDS]
+    if not any(stage.recompute for stage in plan.stages):
+        names += ["--recompute-granularity", "--recompute-method", "--recompute-num-layers"]
+    if plan.stages[0].shard == "none":
+        names += ["--use-distributed-optimizer", "--overlap-param-gather"]
+    told = f"Take out of those, where they are: {', '.join(names)}."
+    yield from (f"# {line}" for line in wrap(told, _WIDTH, break_on_hyphens=False))
 
 
 def _describe_flags(stage: Stage) -> Iterator[str]:

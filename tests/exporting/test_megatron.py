@@ -126,6 +126,25 @@ def test_what_is_carried_over_is_said() -> None:
     assert "Rank 0 is GPU 1 of the plan: layers 0-2." in exported(swapped, 4)
 
 
+@trials(30)
+@given(engine_plans("megatron"))
+def test_arguments_that_would_change_the_step_are_named(plan: Plan) -> None:
+    text = exported(plan, plan.pattern.k)
+    told = text.partition("# Take out of those, where they are: ")[2].partition(".\n")[0]
+    names = told.replace("\n# ", " ").split(", ")
+    given = text.partition("PIPELINE_ARGS=(")[2]
+    assert len(names) == len({*names})
+    assert not [name for name in names if f"{name} " in given or f"{name}\n" in given]
+    for name, value in (
+        ("--recompute-granularity", "full"),
+        ("--use-distributed-optimizer", ""),
+        ("--recompute-activations", ""),
+        ("--decoder-first-pipeline-num-layers", "1"),
+    ):
+        assert name in names or f"{name} {value}".strip() in given
+    assert max(map(len, text.partition("PIPELINE_ARGS=(")[0].splitlines())) <= 100
+
+
 def test_halves_of_a_backward_are_not_carried_over() -> None:
     half = replace(LAYER, backward_input_ns=10, backward_weight_ns=10)
     chain = Chain(layers=tuple(replace(half, name=name) for name in SIX))
