@@ -67,6 +67,10 @@ class ProofKind(_Worded):
         "step_of_averages",
         "what all micro-batches keep must fit the memory over a step, and recompute is work",
     )
+    STEP_OF_GRADIENTS = (
+        "step_of_gradients",
+        "all work, shared evenly by all GPUs, and gradients that go round behind it",
+    )
     STEP_OF_STAGES = (
         "step_of_stages",
         "each stage waits for the forwards before it and is waited for by backwards",

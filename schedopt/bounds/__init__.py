@@ -13,6 +13,7 @@ from __future__ import annotations
 from schedopt.bounds.averages import average_step_bound
 from schedopt.bounds.every import lower_bounds
 from schedopt.bounds.flush import flush_bound
+from schedopt.bounds.gradients import gradient_step_bound
 from schedopt.bounds.load import load_bound, longest_layer_ns, stage_load_bound
 from schedopt.bounds.memory import memory_proof
 from schedopt.bounds.packing import packing_bound
@@ -26,6 +27,7 @@ __all__ = [
     "contiguous_bound",
     "contiguous_step_bound",
     "flush_bound",
+    "gradient_step_bound",
     "load_bound",
     "longest_layer_ns",
     "lower_bounds",

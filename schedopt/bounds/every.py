@@ -7,6 +7,7 @@ from typing import Final
 
 from schedopt.bounds.averages import average_step_bound
 from schedopt.bounds.flush import flush_bound
+from schedopt.bounds.gradients import gradient_step_bound
 from schedopt.bounds.load import load_bound, stage_load_bound
 from schedopt.bounds.packing import packing_bound
 from schedopt.bounds.propagation import propagation_bound
@@ -32,9 +33,8 @@ FURTHER: Final[tuple[Prove, ...]] = (
 def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Iterator[Bound]:
     """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
 
-    Where the exact programme over cuts finds the optimum itself, and in tensor groups, only the
-    load is looked at. When `stopped` says so, it is looked at all the same, and unfinished bounds
-    are left out.
+    Where the exact programme over cuts finds the optimum itself only the load is looked at. When
+    `stopped` says so, it is looked at all the same, and unfinished bounds are left out.
     """
     best = load_bound(problem)
     yield best
@@ -51,9 +51,9 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
 def _further(problem: Problem) -> tuple[Prove, ...]:
     """Return what may prove more than the load does."""
     if problem.degrees != (1,):
-        return ()
+        return (gradient_step_bound,)
     if problem.scope.replicas != 1:
-        return (average_step_bound,)
+        return average_step_bound, gradient_step_bound
     return () if _is_plain(problem.scope) else FURTHER
 
 

@@ -46,6 +46,11 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "layer keeps what it saves until all layers behind it are through, or computes it again. "
         "However the layers lie, all micro-batches together take more of one or the other."
     ),
+    ProofKind.STEP_OF_GRADIENTS: (
+        "All GPUs together do the work of all micro-batches. Behind its last backward each one "
+        "waits while replicas add their gradients up, and new weights come. However the layers "
+        "lie, there must be time for both."
+    ),
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,
     ProofKind.TRAINING_STEP: (
