@@ -27,10 +27,10 @@ SCALE: Final = 1 << 20
 """What the weights of critical paths add up to, about, unless sums become too large."""
 MOST_EDGES: Final = 2_000_000
 """Of a graph: more take too long to be looked at again and again."""
-ROUNDS: Final = 150
-"""In which paths and cuts are looked for at first."""
-LATER_ROUNDS: Final = 12
-"""The same in each branch."""
+ROUNDS: Final = 12
+"""In which paths and cuts are looked for in a branch."""
+FIRST_ROUNDS: Final = 150
+"""The same in the first one, a few at a time: other grids may have lower bounds meanwhile."""
 CLOSE: Final = 1e-4
 """A mixture is final when its longest path is longer than the bound by at most such a part."""
 SHARE: Final = 1e-6
@@ -75,6 +75,7 @@ class EngineGraph:
         """The least bound of a cut that is alone in its branch, ns."""
         self._reach = NEVER
         """Nothing more is known of steps that are no shorter, ns."""
+        self._rounds = FIRST_ROUNDS
 
     @property
     def low(self) -> int | None:
@@ -103,11 +104,15 @@ class EngineGraph:
         edges = self.spans.within(self._edges, branch.first, branch.last)
         if not self.spans.trim(edges):
             return
-        low, best = self._bound(branch, edges, limit, stopped)
+        low, best, is_final = self._bound(branch, edges, limit, stopped)
         if branch.number == 0:
-            if self.cuts.chunks == 1:
+            if branch.low == 0 and self.cuts.chunks == 1:
                 low = max(low, self._bottleneck(edges, best, limit, stopped))
             self._edges = edges.copy()
+            self._rounds -= ROUNDS
+            if not is_final and self._rounds > 0:
+                heappush(self._open, branch._replace(low=low))
+                return
         yield self.spans.first_layers(best)
         yield self._mean_cut()
         if (limit is None or low < limit) and self.spans.trim(edges):
@@ -130,22 +135,22 @@ class EngineGraph:
 
     def _bound(
         self, branch: _Branch, edges: Edges, limit: int | None, stopped: Callable[[], bool]
-    ) -> tuple[int, Cut]:
+    ) -> tuple[int, Cut, bool]:
         """Return what no step of a branch is shorter than, ns, and the best cut seen.
 
-        Edges that no cut below the limit has are deleted.
+        And whether more rounds tell no more. Edges that no cut below the limit has are deleted.
         """
         spans, mixture = self.spans, self.mixture
         mixture.allow(spans.contains(edges, cut) for cut in mixture.cuts)
         cut = spans.shortest(edges, spans.costs(mixture.some_counts))
         low, found = branch.low, (NEVER, cut)
-        for left in reversed(range(LATER_ROUNDS if branch.number else ROUNDS)):
+        for _ in range(ROUNDS):
             times = self.cuts.times(spans.first_layers(cut))
             found = min(found, (self.cuts.order.makespan(*times), cut))
             mixture.add_cut(cut, np.concatenate(times))
             mixture.add_path(self.cuts.order.critical_path(*times))
             if not mixture.solve():
-                break
+                return low, found[1], True
             counts, total = mixture.weighted()
             costs = spans.costs(counts)
             through = spans.through(edges, costs)
@@ -153,14 +158,16 @@ class EngineGraph:
             if limit is not None:
                 edges &= through < limit * total
                 if not spans.trim(edges):
-                    return limit, found[1]
+                    return limit, found[1], True
             cut = spans.shortest(edges, costs)
             lengths, sent = np.split(mixture.times(), [-2 * self.cuts.parts])
             length = self.cuts.order.makespan(lengths, sent)
-            if length - low <= CLOSE * length or not left or stopped():
-                break
+            if length - low <= CLOSE * length:
+                return low, found[1], True
             mixture.add_path(self.cuts.order.critical_path(lengths, sent))
-        return low, found[1]
+            if stopped():
+                break
+        return low, found[1], False
 
     def _bottleneck(
         self, edges: Edges, near: Cut, limit: int | None, stopped: Callable[[], bool]
@@ -183,7 +190,7 @@ class EngineGraph:
 
     def _mean_cut(self) -> FirstLayers:
         """Return a cut near the mean of the mixture."""
-        begins = np.rint(self.mixture.shares() @ np.array(self.mixture.cuts)).astype(np.int64)
+        begins = np.rint(self.mixture.shares @ np.array(self.mixture.cuts)).astype(np.int64)
         return nearest(self.cuts, self.spans.first_layers(tuple(begins.tolist())))
 
     def _choose(self, first: Array, last: Array) -> tuple[int, int]:
@@ -191,7 +198,7 @@ class EngineGraph:
 
         Where that is a single cut the stage with most places, and half of them.
         """
-        begins, shares = np.array(self.mixture.cuts), self.mixture.shares()
+        begins, shares = np.array(self.mixture.cuts), self.mixture.shares
         stage = int((last - first).argmax())
         chosen, most = (stage, int(first[stage] + last[stage]) // 2), SHARE
         for stage in np.flatnonzero(first < last).tolist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from math import comb
 from typing import Final
 
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
@@ -23,6 +24,8 @@ MOST_NEIGHBOURS: Final = 20
 """Of a cut, whose longest paths are taken at first."""
 FIRST_LED: Final = 3
 """Cuts near a bound from which better neighbours are looked for, however long their steps are."""
+MOST_SPLITS: Final = 20_000
+"""Of a rank that are looked at for all layers alike, where a graph tells them apart."""
 LEADING: Final = 1.003
 """The same for those that are so near to the best one."""
 MANY_PARTS: Final = 16
@@ -71,6 +74,16 @@ class EngineShape:
         """Places in a row that are counted, or none."""
         return runs_of(self.cuts)
 
+    @cached_property
+    def _has_graph(self) -> bool:
+        """Whether places count one by one.
+
+        Not where ranks have several stages, and little is lost by how many of a run each has.
+        """
+        cuts = self.cuts
+        edges = cuts.parts * (len(cuts.places) + 1) ** 2
+        return edges <= MOST_EDGES and (cuts.chunks == 1 or not are_alike(cuts, self._runs))
+
     def tabulate(self, limit: int | None = None) -> None:
         """Raise the bound by what links and ranks take, and start from the layers they then have.
 
@@ -78,7 +91,10 @@ class EngineShape:
         they do.
         """
         self.low = max(self.low, self.cuts.link_bound())
-        if len(set(self.cuts.gpus)) > 1:
+        cuts = self.cuts
+        if len(set(cuts.gpus)) > 1:
+            return
+        if self._has_graph and comb(len(cuts.places), cuts.chunks) > MOST_SPLITS:
             return
         self._table = table = make_table(self.cuts, limit)
         if table.bound_ns is None:
@@ -115,15 +131,11 @@ class EngineShape:
             self.low = max(self.low, low)
 
     def _make_tree(self, limit: int | None) -> EngineGraph | EngineTree:
-        """Return what parts the cuts: by places of their own, or how many of a run stages have.
-
-        The latter where ranks have several stages and little is lost by it.
-        """
-        cuts, edges = self.cuts, self.cuts.parts * (len(self.cuts.places) + 1) ** 2
-        if edges <= MOST_EDGES and (cuts.chunks == 1 or not are_alike(cuts, self._runs)):
-            return EngineGraph(cuts, self._paths)
+        """Return what parts the cuts: by places of their own, or how many of a run stages have."""
+        if self._has_graph:
+            return EngineGraph(self.cuts, self._paths)
         table = self._table if limit is not None and limit <= self._table.reach_ns else None
-        return EngineTree(cuts, self._runs, self._paths, table)
+        return EngineTree(self.cuts, self._runs, self._paths, table)
 
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""

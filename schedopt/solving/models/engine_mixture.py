@@ -33,6 +33,11 @@ class CutMixture:
         About how long a step takes.
     scale : int
         What weights add up to, about.
+
+    Attributes
+    ----------
+    shares : (N,) array
+        How much of each cut the best mixture has.
     """
 
     def __init__(self, paths: Iterable[CriticalPath], unit_ns: int, scale: int) -> None:
@@ -49,7 +54,6 @@ class CutMixture:
         self._counts: list[Array] = []
         self._shares: dict[Cut, Any] = {}
         self._times: list[Array] = []
-        self._is_solved = False
         for path in paths:
             self.add_path(path)
 
@@ -91,28 +95,28 @@ class CutMixture:
             share.SetUb(float(is_allowed))
 
     def solve(self) -> bool:
-        """Find the best mixture; return whether that went well."""
-        self._is_solved = bool(self.solver.Solve() == self._best)
-        return self._is_solved
+        """Find the best mixture; return whether that went well.
+
+        Where it did not, it has as much of all cuts.
+        """
+        is_solved = bool(self.solver.Solve() == self._best)
+        shares = np.ones(len(self._shares))
+        if is_solved:
+            found = [share.solution_value() for share in self._shares.values()]
+            shares = np.maximum(0, np.array(found))
+            self._prices = np.array([row.dual_value() for row in self._paths.values()])
+        self.shares: Floats = shares / shares.sum()
+        return is_solved
 
     def weighted(self) -> tuple[Array, int]:
         """Return the counts of all paths by their weights, in whole numbers, and their sum."""
-        prices = np.array([row.dual_value() for row in self._paths.values()])
-        weights = np.rint(self.scale * np.maximum(0, prices)).astype(np.int64)
+        weights = np.rint(self.scale * np.maximum(0, self._prices)).astype(np.int64)
         if not weights.any():
             return self.some_counts, 1
         used = np.flatnonzero(weights)
         return weights[used] @ np.array([self._counts[n] for n in used]), int(weights.sum())
 
-    def shares(self) -> Floats:
-        """Return how much of each cut the mixture has; where there is none, of all as much."""
-        shares = np.array([max(0.0, share.solution_value()) for share in self._shares.values()])
-        if not (self._is_solved and shares.sum() > 0):
-            shares = np.ones_like(shares)
-        found: Floats = shares / shares.sum()
-        return found
-
     def times(self) -> Array:
         """Return the times of the mixture by kind of operation and transfer, ns."""
-        found: Array = np.rint(self.shares() @ np.array(self._times)).astype(np.int64)
+        found: Array = np.rint(self.shares @ np.array(self._times)).astype(np.int64)
         return found
