@@ -53,7 +53,7 @@ class StepReports:
     Attributes
     ----------
     needed_s : float
-        How long it takes to lay the best one out, about, seconds.
+        How long it takes to lay the best one out, about, seconds; 0: that is done.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class StepReports:
         layer the first one is left out, too, if it takes far longer and there is another plan.
         """
         step, candidates, clock = self.search.step, self.search.candidates, self.search.run.clock
+        self.needed_s = 0.0
         for number, candidate in enumerate(candidates.best):
             left, best = clock.remaining(), self.run.period()
             needed = self._needed_s(candidate)
@@ -109,7 +110,7 @@ class StepReports:
             if best is None or candidate.makespan_ns < best * (
                 step.problem.scope.microbatches or 1
             ):
-                self._lay_out(candidate)
+                self._lay_out(candidates.lighten(candidate))
 
     def _needed_s(self, candidate: Candidate) -> float:
         return self._layout.needed_s(_count_operations(self.search.step, candidate))

@@ -12,6 +12,7 @@ from schedopt.bench.suite import Effort
 from schedopt.bounds.recomputation import held_bytes
 from schedopt.cuts import NoPartition, stages_in_order
 from schedopt.problem import Problem
+from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solvers.uniform_grids import propose
 from schedopt.solving.registry import load_partitioner
 from schedopt.solving.replicas.arrays import LAYERED, NEVER, StepData
@@ -154,17 +155,17 @@ def _recompute_ns(step: StepData, stage: Stage) -> int:
 def search_uniform(step: StepData, replicas: Sequence[int], effort: Effort) -> int | None:
     """Return the least step of stages that all have the same replicas, ns; None if none fit.
 
-    The search of ours, one number of replicas after the other, each with its part of the time.
+    The search of ours, one number of replicas after the other, each with its part of the time. It
+    starts from what others choose, too, as far as replicas are equal.
     """
     found: list[int] = []
+    proposals = [*propose_stages(step.problem, Run(step.problem))]
     for count in replicas:
         options = tuple(option for option in step.options if option.replicas == count)
         run = Run(step.problem, time_limit=effort.time_limit / len(replicas), seed=effort.seed)
         one = replace(step, replicas=(count,), options=options)
         if fits(one):
-            search = StepSearch(one, run)
-            for choice in propose(step.problem):
-                if len(choice[0].gpus) == count:
-                    search.start(choice)
+            alike = [row for row in proposals if {len(stage.gpus) for stage in row[0]} == {count}]
+            search = StepSearch(one, run, proposals=alike)
             found += [best.makespan_ns for best in search.improve()]
     return min(found, default=None)

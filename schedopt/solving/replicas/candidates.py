@@ -116,6 +116,7 @@ class Candidates:
         self.step, self.run, self.late, self.enough_ns = step, run, late, enough_ns
         self.best: list[Candidate] = []
         self._noted_ns = NEVER
+        self._lighter: dict[Candidate, Candidate] = {}
         self._choices: dict[tuple[int, ...], RecomputeChoice | None] = {}
         self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
         gpus, layers = step.machine.gpus, len(step.costs.load) - 1
@@ -148,11 +149,13 @@ class Candidates:
         deeper: Sequence[int] = DEEPER,
         longest: int | None = None,
         heeds_time: bool = True,
+        keeps: bool = True,
     ) -> Candidate | None:
         """Simulate stages in all orders, filled as deep as they need, and deeper.
 
         Return the best of these candidates, of those up to a longest makespan. By default that is
-        what is worth keeping. It ends when time is up, unless it `heeds_time` not.
+        what is worth keeping. It ends when time is up, unless it `heeds_time` not. It is kept, if
+        it `keeps` what it finds.
         """
         cost = self.cost(stages)
         steps = lcm(self.step.count, *(stage.replicas for stage in stages)) // self.step.count
@@ -169,11 +172,20 @@ class Candidates:
                 if makespan < NEVER and makespan <= limit:
                     found = Candidate(makespan, stages, recompute, depth, order)
                     limit = makespan - 1
-                    self.keep(found)
+                    if keeps:
+                        self.keep(found)
         return found
 
     def lighten(self, candidate: Candidate) -> Candidate:
-        """Return stages that send less for what they share, in about the same time."""
+        """Return stages that send less for what they share, in about the same time.
+
+        They are not kept, so that the search goes the same way whether they are asked for or not.
+        """
+        if candidate not in self._lighter:
+            self._lighter[candidate] = self._lighten(candidate)
+        return self._lighter[candidate]
+
+    def _lighten(self, candidate: Candidate) -> Candidate:
         limit = candidate.makespan_ns + candidate.makespan_ns // CLOSE
         for number in range(len(candidate.stages)):
             stages = candidate.stages
@@ -187,7 +199,7 @@ class Candidates:
             )
             for _, changed in lighter:
                 other = (*stages[:number], changed, *stages[number + 1 :])
-                found = self.add(other, candidate.depth, deeper=(0,), longest=limit)
+                found = self.add(other, candidate.depth, deeper=(0,), longest=limit, keeps=False)
                 if found is not None:
                     candidate = found
                     break

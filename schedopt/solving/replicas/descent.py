@@ -42,7 +42,7 @@ class Descent:
             self._descend_from(start)
             idle = idle + 1 if self.candidates.best[0] == best else 0
             if not idle:
-                yield self.candidates.lighten(self.candidates.best[0])
+                yield self.candidates.best[0]
             start = self._shake(self._generator.choice(self.candidates.best))
 
     def _descend_from(self, candidate: Candidate) -> None:

@@ -80,6 +80,11 @@ class StepSearch:
         What others choose, as `start` takes it. It is simulated before all else, whatever the time.
     enough_ns : int
         A makespan up to which the search ends.
+
+    Attributes
+    ----------
+    alike : dict of int to Descent
+        Of stages that all have so many replicas.
     """
 
     def __init__(
@@ -96,9 +101,9 @@ class StepSearch:
         self.is_through = False
         self._descent = Descent(self.candidates)
         counts = [n for n in step.replicas if step.machine.gpus % n == 0]
-        self._uniform = {n: self._uniform_part(n) for n in counts if len(step.replicas) > 1}
+        self.alike = {n: self._uniform_part(n) for n in counts if len(step.replicas) > 1}
         self._passes = [*self._list_passes()]
-        self._first_descents = [self._descent, *self._uniform.values()]
+        self._first_descents = [self._descent, *self.alike.values()]
         self._seen: set[tuple[StageChoice, ...]] = set()
         self._enough: float | None = None
         self._told_ns = NEVER
@@ -106,7 +111,8 @@ class StepSearch:
     def _uniform_part(self, count: int) -> Descent:
         """Return a descent among stages that all have so many replicas.
 
-        With so few choices it ends elsewhere, now and then at a shorter step.
+        With so few choices it ends elsewhere, now and then at a shorter step. It knows what a
+        search for such stages alone would know by then, and no more, so that it goes the same way.
         """
         options, least_options = (
             tuple(option for option in known if option.replicas == count)
@@ -129,26 +135,33 @@ class StepSearch:
             chosen = [self._choose(stage, level) for stage in stages]
             choice = tuple(stage for stage in chosen if stage is not None)
             if len(choice) == len(chosen):
-                self._add(choice, depth, heeds_time=False)
+                alike = self._candidates_of(stage.replicas for stage in choice)
+                self._add(choice, depth, alike, heeds_time=False)
 
     def _add(
-        self, stages: tuple[StageChoice, ...], depth: Sequence[int], *, heeds_time: bool = True
+        self,
+        stages: tuple[StageChoice, ...],
+        depth: Sequence[int],
+        candidates: Candidates,
+        *,
+        heeds_time: bool = True,
     ) -> None:
-        """Simulate stages, for the descent among those alike too.
+        """Simulate stages for some candidates, and for all.
 
         Once, but where time was perhaps up before all was tried.
         """
         if stages in self._seen and heeds_time:
             return
         self._seen.add(stages)
-        counts = {stage.replicas for stage in stages}
-        part = self._uniform.get(counts.pop()) if len(counts) == 1 else None
-        if part is None:
-            self.candidates.add(stages, depth, heeds_time=heeds_time)
-            return
-        found = part.candidates.add(stages, depth, heeds_time=heeds_time)
-        if found is not None:
+        found = candidates.add(stages, depth, heeds_time=heeds_time)
+        if found is not None and candidates is not self.candidates:
             self.candidates.keep(found)
+
+    def _candidates_of(self, counts: Iterable[int]) -> Candidates:
+        """Return the candidates for stages with so many replicas: all, if numbers differ."""
+        known = {*counts}
+        part = self.alike.get(known.pop()) if len(known) == 1 else None
+        return self.candidates if part is None else part.candidates
 
     def _choose(self, stage: Stage, level: int) -> StageChoice | None:
         """Return a stage whose replicas share as much as they may, up to a level if possible.
@@ -171,7 +184,7 @@ class StepSearch:
         share, unless it still finds better ones.
         """
         self.run = self.candidates.run = run
-        for part in self._uniform.values():
+        for part in self.alike.values():
             part.candidates.run = run
         self._enough = enough
 
@@ -195,7 +208,9 @@ class StepSearch:
             return
         if self._enough is not None:
             self.run.clock.end_early(self._enough)
-        for part in (self._descent, *self._promising(), self._descent):
+        alike = self._promising()
+        # Once more, if that may have found other stages to start from.
+        for part in (self._descent, *alike, *([self._descent] if alike else [])):
             for _ in self._descend(part):
                 yield from self._tell()
         self.is_through = not self.candidates.is_over()
@@ -235,8 +250,7 @@ class StepSearch:
         for one in chosen:
             if self.candidates.is_over():
                 return
-            options, fold, weights = one
-            self._search_fold(np.array(options, dtype=np.int64), fold, weights)
+            self._search_fold(*one)
             if not self.candidates.is_over():
                 self._passes.remove(one)
             yield
@@ -246,10 +260,10 @@ class StepSearch:
 
         Others are bounded by the best step, or have none that is nearly as short.
         """
-        limit = self._limit()
+        limit = _limit(self.candidates)
         known = {
             part: part.candidates.best[0].makespan_ns
-            for part in self._uniform.values()
+            for part in self.alike.values()
             if part.candidates.best
         }
         near = sorted((part for part in known if known[part] <= limit), key=known.__getitem__)
@@ -278,32 +292,35 @@ class StepSearch:
             if any(option.replicas > fold for option in multiples):
                 yield multiples, fold, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)
 
-    def _search_fold(self, options: Array, fold: int, weights: Sequence[float]) -> None:
-        period = self._least_period(options, fold)
+    def _search_fold(self, options: list[Option], fold: int, weights: Sequence[float]) -> None:
+        """Try the stages of a programme, for several periods.
+
+        Those with equal replicas go on from each other alone: see `_uniform_part`.
+        """
+        candidates = self._candidates_of(option.replicas for option in options)
+        rows = np.array(options, dtype=np.int64)
+        period = self._least_period(rows, fold, candidates)
         if period is None:
             return
         for stretch in STRETCHES:
             longer = int(period * stretch) + 1
-            if (self.step.count - fold) * longer > self._limit():
+            if (self.step.count - fold) * longer > _limit(candidates):
                 return
             for weight in weights:
-                for stages, depth in self._read(self._label(options, longer, fold, weight)):
-                    self._add(stages, depth)
+                labels = label_stages(self.step, rows, longer, fold, weight, _limit(candidates))
+                for stages, depth in self._read(labels):
+                    self._add(stages, depth, candidates)
                 if self.candidates.is_over():
                     return
 
-    def _limit(self) -> int:
-        """Return a makespan above which what the programme says is not worth a simulation, ns."""
-        return min(NEVER, int(PATIENCE * self._best_ns()))
-
-    def _label(self, options: Array, period: int, fold: int, weight: float) -> Labels:
-        return label_stages(self.step, options, period, fold, weight, self._limit())
-
-    def _least_period(self, options: Array, fold: int) -> int | None:
+    def _least_period(self, options: Array, fold: int, candidates: Candidates) -> int | None:
         """Return about the least period at which there are stages; None if there are none."""
 
         def possible(period: int) -> bool:
-            return bool(self._label(options, period, fold, STEADY).counts[0].any())
+            limit = _limit(candidates)
+            return bool(
+                label_stages(self.step, options, period, fold, STEADY, limit).counts[0].any()
+            )
 
         costs = self.step.costs
         work = int((costs.forward[:, -1] + costs.backward[:, -1]).max())
@@ -338,3 +355,9 @@ class StepSearch:
                     depth.append(row[6])
                     first, left, number = row[4], left - self.step.gpus_of(option), row[7]
                 yield tuple(stages), depth
+
+
+def _limit(candidates: Candidates) -> int:
+    """Return a makespan above which what a programme says is not worth a simulation, ns."""
+    best = candidates.best[0].makespan_ns if candidates.best else NEVER
+    return min(NEVER, int(PATIENCE * best))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 
 from schedopt import Problem
+from schedopt.bench.hybrid import ask, memory_at
 from schedopt.bench.planners import PLANNERS, score_all
+from schedopt.families import random_chain
 from schedopt.solvers.step_proposals import propose_stages
+from schedopt.solving.replicas import search as step_search
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
+from tests.bench.test_hybrid import sized
 from tests.budgets import trials
 from tests.solvers.step_searches import bound_of, searched, step_data
 from tests.solvers.training_steps import training_steps
@@ -57,3 +65,30 @@ def test_what_others_choose_is_tried_whatever_the_time(problem: Problem) -> None
     for choose in PLANNERS.values():
         other = score_all(step, choose(problem)).best_ns
         assert other is None or search.candidates.best[0].makespan_ns <= other
+
+
+@pytest.fixture
+def nothing_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches look at stages with equal replicas that are far behind, or may not be best."""
+    monkeypatch.setattr(step_search, "PATIENCE", float(NEVER))
+    monkeypatch.setattr(step_search, "is_possible", lambda *_: True)
+
+
+@pytest.mark.usefixtures("nothing_left_out")
+@pytest.mark.parametrize(("seed", "gpus"), [(20, 8), (24, 4)])
+def test_equal_replicas_are_searched_as_they_are_alone(seed: int, gpus: int) -> None:
+    chain = sized(random_chain(10, seed).chain)
+    problem = ask(chain, gpus, memory_at(chain, gpus, "tight"))
+    step, proposals = step_data(problem), [*propose_stages(problem, Run(problem))]
+    search = StepSearch(step, Run(problem), proposals=proposals)
+    list(search.improve())
+    assert {1, 2} <= set(search.alike)
+    for count, descent in search.alike.items():
+        options = tuple(option for option in step.options if option.replicas == count)
+        alone = replace(step, replicas=(count,), options=options)
+        alike = [one for one in proposals if {len(stage.gpus) for stage in one[0]} == {count}]
+        own = StepSearch(alone, Run(problem), late=False, proposals=alike)
+        list(own.improve())
+        assert descent.candidates.best == own.candidates.best
+        best = [one.makespan_ns for one in own.candidates.best[:1]]
+        assert search.candidates.best[0].makespan_ns <= min(best, default=NEVER)
