@@ -6,10 +6,12 @@ programme from the end of the chain proposes them, for folds of the whole job an
 periods; the step of each is simulated in several orders and depths, and the best are laid out with
 every transfer of their collectives. The same programme bounds all such steps.
 
-Steps of other kinds are found by modules of their own, in shares of the time. First a good step of
-each kind: looped pipelines, contiguous stages, layers moved from GPU to GPU, grids of engines, and
-published systems. Then better ones: of contiguous stages, of engines, in short steps, of layers
-moved again, and of each fold as a step of its own. What time is left is for contiguous stages.
+Steps of other kinds are found by modules of their own, in shares of the time. Contiguous stages
+come first, in the same order wherever stages may lie: so stages anywhere take no longer than
+contiguous ones whose search ends in its share, or has no more time. Then comes a good step of each
+other kind: stages that recompute layer by layer, looped pipelines, layers moved from GPU to GPU,
+grids of engines, and published systems. Then better ones: of engines, in short steps, of layers
+moved again, and of each fold as a step of its own. What is left is for unfinished searches.
 """
 
 from __future__ import annotations
@@ -48,14 +50,16 @@ if TYPE_CHECKING:
 # First steps, in this order.
 FIRST_S: Final = 5.0
 """For a first answer while what searches is compiled."""
-MOST_OF_LOOPS: Final = 0.3
-"""Of the time, for looped pipelines."""
+SHARE_OF_CONTIGUOUS: Final = 0.5
+"""Of the time, for contiguous stages where others are looked for, too."""
 FIRST_SHARE: Final = 0.5
-"""Of the time that is left then, for the first contiguous stages."""
-FIRST_SHARE_BESIDE: Final = 0.3
-"""The same where there is time to look for stages anywhere."""
+"""Of the time of contiguous stages, for the first ones."""
 SHARE_OF_LESS: Final = 0.5
 """Of any time for contiguous stages, for each search but the widest: see `_begin`."""
+FIRST_SHARE_OF_REDONE: Final = 0.3
+"""Of the time that is left then, for stages that may recompute layer by layer."""
+MOST_OF_LOOPS: Final = 0.3
+"""Of the time that is left then, for looped pipelines."""
 FIRST_SHARE_OF_PLACED: Final = 0.5
 """Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_SEEDS: Final = 0.25
@@ -90,10 +94,6 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    if problem.scope.allocation == "general":
-        # Before what searches is there, and for engines beside to know a step.
-        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
-            report_valid(plan, run)
     engines = _needs_engines(problem)
     if engines and run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
@@ -130,6 +130,11 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
+    fold = find_fold(problem)
+    # Contiguous stages come first, but where they must wait, or take most of the time.
+    loops_first = compilation.is_under_way() or fold > 1
+    if anywhere and loops_first:
+        _loop(problem, run)
     if compilation.is_under_way():
         _report_meanwhile(problem, run, alike=alike)
     if anywhere:
@@ -137,9 +142,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step, fold = read_step(problem), find_fold(problem)
+    step, layout = read_step(problem), LayoutTime()
     searches: list[StepReports] = []
-    layout = LayoutTime()
     placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(problem, run, cutoff) if engines else None
@@ -147,11 +151,9 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         _prove(with_halves(step), run)
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
             searches += _begin(step, run, layout)
+    if anywhere and not loops_first:
+        _loop(problem, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
-        # They begin from contiguous stages, too.
-        for one in searches:
-            if not one.search.step.may_redo_layers:
-                one.lay_out_best()
         _place(placed, run, FIRST_SHARE_OF_PLACED)
     if own is not None:
         own.seed(_seeds_s(searches, run))
@@ -178,6 +180,12 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if not (_is_through(searches) or run.stopped()):
         # What others did not need.
         _improve(searches[-1:], run.fork(run.workers, 1.0), None)
+
+
+def _loop(problem: Problem, run: Run) -> None:
+    """Report looped pipelines."""
+    for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
+        report_valid(plan, run)
 
 
 def _place(placed: PlacedFolds, run: Run, share: float) -> None:
@@ -281,40 +289,46 @@ def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
     """Begin to search stages on GPUs of their own; the last search is the widest.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most;
-    then all contiguous ones, from those on that others choose; and those that may recompute layer
-    by layer, where any allocation is allowed.
+    then all contiguous ones, from those on that others choose. Where any allocation is allowed
+    these go on, in their share of the time; then those that may recompute layer by layer begin.
     """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step, with_layers_redone
     from schedopt.solving.replicas.step_bound import fits
 
-    problem, left = step.problem, run.remaining()
-    anywhere = problem.scope.allocation == "general" and _has_time_for_others(problem, run)
-    share = FIRST_SHARE_BESIDE if anywhere else FIRST_SHARE
-    part = run.fork(run.workers, share)
+    problem, anywhere = step.problem, step.problem.scope.allocation == "general"
+    # Whatever else is allowed, the same are found.
+    narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
+    most = run.fork(run.workers, SHARE_OF_CONTIGUOUS if anywhere else 1.0)
+    part = most.fork(run.workers, FIRST_SHARE)
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
-        less = read_step(replace(problem, scope=replace(problem.scope, shard="optimizer")))
+        less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))
         if less is not None and fits(less):
             steps.append((less, 0))
     if fits(step):
         steps.append((step, _enough_ns(problem, run, contiguous(problem))))
-    redone = with_layers_redone(step)
-    if redone is not None:
-        steps.append((redone, _enough_ns(problem, run, problem.scope)))
     searches: list[StepReports] = []
     laid_out: set[Candidate] = set()
     for number, (one, enough_ns) in enumerate(steps, 1):
-        last = number == len(steps)
-        own = part if last else part.fork(run.workers, SHARE_OF_LESS)
-        proposals = propose_stages(problem, run) if one is step else ()
-        # Perhaps none recomputes layer by layer, and fits.
-        late = one is not redone
-        search = StepSearch(one, own, late=late, proposals=proposals, enough_ns=enough_ns)
-        if searches and one is not redone:
+        own = part if number == len(steps) else part.fork(run.workers, SHARE_OF_LESS)
+        proposals = propose_stages(narrow, part) if one is step else ()
+        search = StepSearch(one, own, proposals=proposals, enough_ns=enough_ns)
+        if searches:
             search.candidates.take(searches[-1].search.candidates)
         searches.append(StepReports(search, run, layout, laid_out))
-        searches[-1].follow(search.begin(), (1 - share) * max(0.0, left or 0.0))
+        searches[-1].follow(search.begin(), (1 - FIRST_SHARE) * max(0.0, most.remaining() or 0.0))
+    if anywhere:
+        _improve(searches, most, None)
+    redone = with_layers_redone(step)
+    if redone is not None:
+        own = run.fork(run.workers, FIRST_SHARE_OF_REDONE)
+        enough_ns = _enough_ns(problem, run, problem.scope)
+        # Perhaps none recomputes layer by layer, and fits.
+        search = StepSearch(redone, own, late=False, enough_ns=enough_ns)
+        left = (1 - FIRST_SHARE_OF_REDONE) * max(0.0, run.remaining() or 0.0)
+        searches.append(StepReports(search, run, layout, laid_out))
+        searches[-1].follow(search.begin(), left)
     return searches
 
 
@@ -325,11 +339,12 @@ def _improve(searches: Sequence[StepReports], run: Run, enough: float | None) ->
     """
     for number, one in enumerate(searches, 1):
         last = number == len(searches)
-        own = run if last else run.fork(run.workers, SHARE_OF_LESS)
-        one.search.resume(own, enough if last else None)
-        one.follow(one.search.improve())
+        if not one.search.is_through:
+            own = run if last else run.fork(run.workers, SHARE_OF_LESS)
+            one.search.resume(own, enough if last else None)
+            one.follow(one.search.improve())
+            one.lay_out_best()
         searches[-1].search.candidates.take(one.search.candidates)
-        one.lay_out_best()
 
 
 def _refuse_unsupported(problem: Problem) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 from hypothesis import given
 
 from schedopt import Chain, Plan, Platform, Problem, check
+from schedopt.bench.hybrid import ask, memory_at
+from schedopt.families import random_chain
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers import fold_search, grid_steps, step_reports
 from schedopt.solvers import training_step as solver
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
-from schedopt.solving.replicas import layout
+from schedopt.solving.replicas import layout, stages
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
@@ -23,6 +26,7 @@ from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flushes import one_f_one_b_order
+from tests.bench.test_hybrid import sized
 from tests.budgets import trials
 from tests.examples import layer
 from tests.solvers.step_searches import step_data
@@ -70,6 +74,39 @@ def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) ->
         reports.lay_out_best()
     assert found
     assert len(found) == len(laid_out)
+
+
+@pytest.mark.parametrize("work", [50, 400, 1200, None])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_contiguous_stages_come_first_wherever_stages_may_lie(
+    monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None
+) -> None:
+    runs: list[Run] = []
+    known: list[Plan | None] = []
+    chain = sized(random_chain(10, seed).chain)
+    anywhere = ask(chain, 8, memory_at(chain, 8, "tight"))
+    scope = replace(anywhere.scope, allocation="contiguous")
+
+    def search(problem: Problem, limit: float | None) -> None:
+        ticks = count()
+        runs.append(Run(problem))
+        # A search looks at the clock before each simulation: so time is work.
+        runs[-1].clock = Clock(limit, now=lambda: float(next(ticks)))
+        solver.solve(problem, runs[-1])
+
+    def note(_: StepData) -> None:
+        known.append(runs[-1].best())
+        runs[-1].stop()
+
+    monkeypatch.setattr(layout, "OPERATION_S", 0.0)
+    monkeypatch.setattr(layout.LayoutTime, "measure", lambda *_: nullcontext())
+    search(replace(anywhere, scope=scope), work)
+    alone = runs[-1].period()
+    monkeypatch.setattr(stages, "with_layers_redone", note)
+    search(anywhere, None if work is None else work / solver.SHARE_OF_CONTIGUOUS)
+    assert alone is not None
+    assert known[0] is not None
+    assert known[0].pattern.period <= alone
 
 
 @pytest.mark.parametrize("time_limit", [None, 1.0])
@@ -138,9 +175,9 @@ def test_layers_move_on_from_the_best_step(monkeypatch: pytest.MonkeyPatch) -> N
     problem = problem_of(4)
     run = Run(problem, work_limit=50)
     assert not [*fold_search.PlacedFolds(problem, run).propose(run)]
-    stages = [Stage(layers=(n, n), gpus=(n,)) for n in range(4)]
+    alone = [Stage(layers=(n, n), gpus=(n,)) for n in range(4)]
     turns = [*one_f_one_b_order(4, 4)]
-    run.report(lay_out_turns(problem, stages, turns))
+    run.report(lay_out_turns(problem, alone, turns))
     placed = fold_search.PlacedFolds(problem, run)
     for plan in placed.propose(run):
         run.report(plan)
