@@ -20,8 +20,9 @@ STATES: Final = 9
 SHARES: Final = tuple(step / 20 for step in range(21))
 """How much longer a message takes for each other GPU that uses the same network card: from not at
 all to as long as without them, where they take turns."""
-ALONE: Final = 1.0
-"""Where nothing tells, GPUs take turns."""
+ALONE: Final = 0.0
+"""Where nothing tells, none waits for another: on A10G that fits best, and on L4 steps are within
+6.3 % with it, 4.6 % with about a half."""
 
 
 def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from schedopt.bench.published.mist import predict_all
 from schedopt.bench.published.mist_tables import Mist, MistPlan
+from schedopt.bench.published.prediction import Prediction
 from schedopt.bench.published.tables import Tables
 from tests.bench.published.other_tables import Documents, change, shipped, write
 
@@ -85,3 +87,13 @@ def test_the_links_of_the_profile_do_not_count(tmp_path: Path) -> None:
     after = the_plan(documents, tmp_path / "after").stages[0]
     assert (after.forward_ns, after.backward_ns) == (before.forward_ns, before.backward_ns)
     assert after.as_profiled.forward_ns > before.as_profiled.forward_ns
+
+
+def test_without_another_plan_nothing_is_fitted(tmp_path: Path) -> None:
+    tables = Tables(write(flat(), tmp_path))
+    steps = [
+        each.predict()
+        for each in predict_all(tables)
+        if isinstance(each, Prediction) and each.test == "b several nodes"
+    ]
+    assert [[*step.constants.values()] for step in steps] == [[0.0]]
