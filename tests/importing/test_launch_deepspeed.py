@@ -134,6 +134,14 @@ def test_between_nodes_it_goes_round_in_rings(tmp_path: Path, stage: int, count:
     assert check(redone.result) == ()
 
 
+def test_a_file_that_does_not_name_its_stages_is_told(tmp_path: Path) -> None:
+    assert deepspeed(tmp_path, BATCH).notes[0].startswith("Taken as one stage: the file does not")
+    assert deepspeed(tmp_path, BATCH, stages=1).notes == ()
+    assert deepspeed(tmp_path, BATCH | {"pipeline": {"stages": 1}}).notes == ()
+    # No pipeline shares gradients.
+    assert deepspeed(tmp_path, BATCH | {"zero_optimization": {"stage": 2}}).notes == ()
+
+
 def test_what_is_off_is_left_out_with_all_that_it_would_need(tmp_path: Path) -> None:
     off = {"enabled": False, "schedule": {"steps": 3}}
     names = ("curriculum_learning", "data_efficiency", "elasticity", "autotuning")

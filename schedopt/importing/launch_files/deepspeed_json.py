@@ -129,7 +129,7 @@ def read_deepspeed(
         microbatches=count,
         shard=LEVELS[level] if replicas > 1 else "none",
         recompute=tuple(_recompute(settings, chain, stages, pipeline.recompute)),
-        notes=settings.refuse_others("deepspeed"),
+        notes=(*settings.refuse_others("deepspeed"), *_say_stages(settings, pipeline, level)),
     )
 
 
@@ -217,6 +217,15 @@ def _ranks(settings: Settings, pipeline: Pipeline) -> int:
             STAGES, f"{written}, and {pipeline.stages} were given besides", "Keep one of them"
         )
     return pipeline.stages or written or 1
+
+
+def _say_stages(settings: Settings, pipeline: Pipeline, level: int) -> Iterator[str]:
+    """Yield that nothing says how many stages there are, where there may be several."""
+    if pipeline.stages is None and settings.get(STAGES) in (None, "auto") and level < 2:
+        yield (
+            "Taken as one stage: the file does not say how many the PipelineModule of the script "
+            "has, if there is one"
+        )
 
 
 def _tensor(settings: Settings, pipeline: Pipeline) -> int:
