@@ -18,7 +18,7 @@ from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.trainer import Trainer
 
-RANKS = 2
+RANKS, OTHER = 2, 3
 
 
 def small() -> Trainer.Config:

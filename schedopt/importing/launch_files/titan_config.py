@@ -129,12 +129,21 @@ def _arguments(parameters: ast.arguments, call: ast.Call) -> Iterator[tuple[str,
 
 
 def _assigned(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what is assigned to one target each."""
+    """Yield what is assigned to each target."""
     for statement in body:
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            yield statement.targets[0], statement.value
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                yield from _parts(target, statement.value)
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
             yield statement.target, statement.value
+
+
+def _parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the parts of a target, as in ``ranks, size = 4, 2``, each with its value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(target.elts, value.elts, strict=False)
+    else:
+        yield target, value
 
 
 @dataclass
