@@ -134,7 +134,8 @@ def import_launch_file(
     assert plan is not None
     if plan.is_training_step:
         best = output.with_name("best.plan.json")
-        typer.echo(f"Solve     {shlex.join(_solve(options, machine, plan, best))}")
+        start = output if found.result.status != "unknown" else None
+        typer.echo(f"Solve     {shlex.join(_solve(options, machine, plan, start, best))}")
         page = ["schedopt", "report", str(best), "-o", "report.html", "--compare-with", str(output)]
         typer.echo(f"Compare   {shlex.join(page)}")
 
@@ -195,7 +196,11 @@ def _say_memory(plan: Plan, *, fits: bool) -> str:
 
 
 def _solve(
-    options: LaunchOptions, machine: PlatformOptions, plan: Plan, output: Path
+    options: LaunchOptions,
+    machine: PlatformOptions,
+    plan: Plan,
+    start: Path | None,
+    output: Path,
 ) -> Sequence[str]:
     """Return the command that looks for a better step of the same batch, on the same engine."""
     command = ["schedopt", "solve", "--chain", str(options.chain)]
@@ -208,8 +213,11 @@ def _solve(
     if options.tied is not None:
         command += ["--tied", options.tied]
     samples = plan.chain.samples_of(plan.pattern.k)
-    engine = [] if plan.scope.engine is None else ["--for", plan.scope.engine]
-    return [*command, "--batch", str(samples), *engine, "-o", str(output)]
+    command += ["--batch", str(samples)]
+    if plan.scope.engine is not None:
+        command += ["--for", plan.scope.engine]
+        command += [] if start is None else ["--start", str(start)]
+    return [*command, "-o", str(output)]
 
 
 def _document(found: ImportedLaunch) -> dict[str, Any]:

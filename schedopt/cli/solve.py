@@ -23,6 +23,7 @@ from schedopt.cli.options import (
     naming_options,
     refuse_together,
 )
+from schedopt.cli.plans import load_valid
 from schedopt.cli.platform_options import OF_PLATFORM, PlatformOptions
 from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
@@ -57,6 +58,10 @@ def solve_chain(
         Path | None,
         "PLAN: Keep the stages and GPUs of this plan and find the best pattern for them. Chain "
         "and platform come from the plan, as far as they are not given.",
+    ] = None,
+    start: Annotated[
+        Path | None,
+        "PLAN: Begin with this plan, such as import makes of what you run now; none is longer.",
     ] = None,
     engine: Annotated[
         Engine | None,
@@ -145,10 +150,13 @@ def solve_chain(
     from schedopt.solving.sizes import solve_sizes, steps_of_sizes
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
+    if start is not None and fix is not None:
+        refuse_together("--start", "--fix", "which begins with its own plan")
     _refuse_beside_batch(training, fix, max_k, microbatches)
     if output is not None:
         check_writable(output)
     fixed = Result.load(fix).plan if fix is not None else None
+    initial = None if start is None else load_valid(start)[1]
     platform = machine.read(fixed.platform if fixed else None)
     if engine is not None and microbatches is None and training.batch is None:
         # Every step of an engine ends with a flush.
@@ -171,7 +179,7 @@ def solve_chain(
             engine=engine,
             **freedoms.fields(usual.memory),
         )
-    with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix):
+    with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix, start):
         stages = fixed.stages if fixed is not None else ()
         scope = training.widen(scope, layers, freedoms, usual.replicas)
         training.check_groups(platform)
@@ -180,10 +188,9 @@ def solve_chain(
         if training.batch is None:
             problem = Problem(chain=layers, platform=platform, scope=scope, stages=stages)
             problems = [problem]
-            initial = None if fixed is None else still_valid(fixed, problem)
+            initial = initial if fixed is None else still_valid(fixed, problem)
         else:
             problems = steps_of_sizes(profile, platform, training.batch, scope)
-            initial = None
         with search_line() as show, usual_signals():
             result = solve_sizes(
                 problems,
@@ -309,7 +316,7 @@ def _longest(period: str) -> int:
 
 
 @contextmanager
-def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
+def _naming_files(chain: Path | None, fix: Path | None, start: Path | None) -> Iterator[None]:
     """Name the file, or the option, of an error about what is asked."""
     try:
         yield
@@ -320,7 +327,7 @@ def _naming_files(chain: Path | None, fix: Path | None) -> Iterator[None]:
 
             option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
             raise InputError(error.rule, field=option, way_out=error.way_out) from None
-        file = {"layers": chain, "variants": chain, "stages": fix}.get(kind)
+        file = {"layers": chain, "variants": chain, "stages": fix, "initial": start}.get(kind)
         if error.source or file is None:
             raise
         raise error.in_file(str(file)) from None

@@ -29,6 +29,28 @@ def test_from_a_chain_to_what_the_engine_takes(engine: str, tmp_path: Path) -> N
     assert "That is the order of the plan." in file.read_text()
 
 
+def test_a_search_that_begins_with_a_plan_finds_none_that_is_longer(tmp_path: Path) -> None:
+    script, now, plan = (tmp_path / name for name in ("run.sh", "now.json", "plan.json"))
+    script.write_text(
+        "--pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 8 "
+        "--untie-embeddings-and-output-weights"
+    )
+    chain = ("--chain", CHAIN, *PLATFORM, "--duplex", "full")
+    printed("import", script, "--from", "megatron-args", *chain, "-o", now)
+    asked = ("solve", *chain, "--batch", "8", "--for", "megatron", "--start", now)
+    printed(*asked, "--time-limit", "0.001", "-o", plan)
+    begun, found = Result.load(now).plan, Result.load(plan)
+    assert begun is not None
+    assert found.plan is not None
+    # There is no time for anything else.
+    assert (found.solver, found.plan.pattern) == ("initial", begun.pattern)
+    done = run("solve", "--fix", plan, "--start", now)
+    assert (done.returncode, "--start" in done.stderr) == (2, True)
+    done = run("solve", *chain, "--batch", "16", "--for", "megatron", "--start", now)
+    assert done.returncode == 2
+    assert f"Error: {now}: initial: the plan to start from does not answer" in done.stderr
+
+
 def test_a_step_has_four_micro_batches_for_each_gpu_if_nothing_is_said(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     printed("solve", "--chain", CHAIN, *PLATFORM, "--for", "megatron", "-o", plan)

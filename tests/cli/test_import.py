@@ -114,7 +114,7 @@ def test_what_is_run_now_is_a_plan_with_what_it_costs(tmp_path: Path, launch: Pa
     ]
     assert shown[6] == f"Plan written to {plan}"
     solve = f"schedopt solve --chain {GPT2} --gpus 4 --mem 16G --bandwidth 12GB/s --batch 16"
-    solve += " --for megatron"
+    solve += f" --for megatron --start {plan}"
     assert shown[7].startswith(f"Solve     {solve} -o ")
     assert run("check", plan).returncode == 0
 
@@ -122,13 +122,15 @@ def test_what_is_run_now_is_a_plan_with_what_it_costs(tmp_path: Path, launch: Pa
 def test_the_command_for_a_better_step_asks_of_the_same_chain(tmp_path: Path, launch: Path) -> None:
     typed = ("import", launch, "--from", "megatron-args", *MACHINE, "--mem", "16G")
     shown = printed(*typed, "--tied", "copied", "-o", tmp_path / "now.plan.json")
-    assert " --tied copied --batch 16 --for megatron -o " in shown
+    assert " --tied copied --batch 16 --for megatron --start " in shown
 
 
 def test_what_does_not_fit_is_written_and_told(tmp_path: Path, launch: Path) -> None:
     plan = tmp_path / "now.plan.json"
     typed = ("import", launch, "--from", "megatron-args", *MACHINE)
     shown = printed(*typed, "--mem", "1G", "-o", plan)
+    # Nothing can begin with it.
+    assert "--for megatron -o " in shown
     assert re.search(
         r"^Memory    does not fit: GPU \d needs \S+ [GM]B more than its 1.00 GB",
         shown,
