@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from statistics import mean
 from typing import Any
 
@@ -17,6 +18,7 @@ from numba.core.errors import NumbaError
 from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check
 from schedopt.account import memory, memory_without_buffers
 from schedopt.account.timeline import Timeline
+from schedopt.bounds.scopes import make_bound
 from schedopt.plan import Plan
 from schedopt.solving import Run
 from schedopt.solving.local_search import search as search_module
@@ -208,6 +210,20 @@ def test_a_plan_that_needs_the_peak_is_seldom_searched_by_sum() -> None:
         search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
         shares = mean(1 - search._tables_of(draw, number).peak for number in range(1, 401))
         assert low <= shares <= high
+
+
+def test_patterns_are_searched_down_to_the_bound_of_their_length() -> None:
+    scope = replace(GENERAL, max_k=2)
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 99), scope=scope)
+    run = Run(problem)
+    for period, max_k in ((5, 2), (6, 1)):
+        run.add_bound(make_bound(Fraction(period), replace(scope, max_k=max_k), "known"))
+    search = LocalSearch(problem, run, 1)
+    assert search._open_for() == [1, 2]
+    assert [search._low(k) for k in (1, 2)] == [6, 10]
+    run.report(plan_of([Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,))], problem))
+    assert run.period() == 6
+    assert search._open_for() == [2]
 
 
 def test_what_is_compiled_makes_no_array() -> None:

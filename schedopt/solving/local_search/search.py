@@ -184,7 +184,7 @@ class LocalSearch:
         self.elite = new_state(self.tables, self.most)
         self.placements = 0
         self.longest = _longest_period(problem)
-        self._low_at_first = run.bound(problem.scope) or Fraction(1)
+        self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
     def rounds(
         self,
@@ -284,9 +284,12 @@ class LocalSearch:
     def _low(self, k: int) -> int:
         """Return a T of k micro-batches below which there is nothing to find, ns."""
         # Bounds that come when they come would make runs with a limit of work differ.
-        if self.run.work_limit is not None:
-            return ceil(k * self._low_at_first)
-        return ceil(k * (self.run.bound(self.problem.scope) or 1))
+        at_first = self.run.work_limit is not None
+        return ceil(k * (self._bounds_at_first[k] if at_first else self._bound(k)))
+
+    def _bound(self, k: int) -> Fraction:
+        """Return what no pattern of k micro-batches is below, which is higher for fewer, ns."""
+        return self.run.bound(replace(self.problem.scope, max_k=k)) or Fraction(1)
 
     def _prepare(
         self, worker: Workspace, stages: Sequence[Stage] | None, plan: Schedule, k: int
