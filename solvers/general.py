@@ -3,7 +3,8 @@
 Simulated annealing over cuts, GPUs, what is recomputed and which backward is split, at a period
 below the best, of one micro-batch or two (`schedopt.solving.local_search`). At the same time the
 relaxation of `relaxation` proves bounds, and its allocations are starts; so the search may end with
-a proof.
+a proof. From a contiguous plan it first goes on a little, and then as it does where none is known:
+what is found before does not make it end up elsewhere, for better or worse.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import chain, cycle, zip_longest
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.relaxation import relaxed_allocations
-from schedopt.solving.requirements import refuse_unsupported
+from schedopt.solving.requirements import is_contiguous, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -47,8 +48,10 @@ def solve(problem: Problem, run: Run) -> None:
 
     best = run.best()
     known: list[Allocation | None] = [*fixed_patterns(problem)]
+    # From contiguous stages little work does most, but more work comes further from loops.
+    contiguous = best.stages if best is not None and is_contiguous(best.stages) else None
     if best is not None:
-        known.insert(0, best.stages)
+        known.insert(0 if contiguous is None else len(known), best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
     with _bounds_meanwhile(problem, run) as (relaxed, prover):
         if not is_compiled(run):
@@ -62,7 +65,11 @@ def solve(problem: Problem, run: Run) -> None:
         # What comes when it comes would make runs with a limit of work differ.
         news = relaxed if run.work_limit is None else None
         search = LocalSearch(problem, run, run.workers)
-        for plan in search.rounds(lambda _number: next(order), at_once, news):
+        if contiguous is not None:
+            for plan in search.improve(contiguous):
+                run.report(plan)
+        afresh = contiguous is not None
+        for plan in search.rounds(lambda _number: next(order), at_once, news, afresh=afresh):
             run.report(plan)
 
 

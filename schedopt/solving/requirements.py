@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from schedopt.engine import TITLES, why_not_together
 from schedopt.errors import InputError
 from schedopt.problem import Problem
+from schedopt.stage import Stage
 
 MOST_PLACES: Final = 64
 """Layers times GPUs, of which all allocations and orders are searched: one query takes seconds."""
@@ -156,13 +158,18 @@ def require_stages(problem: Problem, solver: str) -> None:
 
 def require_contiguous(problem: Problem, solver: str) -> None:
     """Raise `InputError` unless each GPU has one of the stages that are given."""
-    used = [stage.gpus[0] for stage in problem.stages]
-    if len(set(used)) < len(used):
+    if not is_contiguous(problem.stages):
         raise InputError(
             f"{solver} needs one stage for each GPU",
             field="stages",
             way_out="Give a contiguous allocation, or use periodic",
         )
+
+
+def is_contiguous(stages: Sequence[Stage]) -> bool:
+    """Whether each GPU has one of these stages."""
+    used = [stage.gpus[0] for stage in stages]
+    return len(set(used)) == len(used)
 
 
 def keeps_nothing(problem: Problem) -> bool:

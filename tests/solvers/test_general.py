@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle
 from math import ceil
+from pathlib import Path
 from sys import getrefcount
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Platform, Problem, Scope, Stage, solve
+from schedopt.bench.cases import least_memory
 from schedopt.bounds import lower_bounds
 from schedopt.families import lemma_2, section_6_1, theorem_5, theorem_6
 from schedopt.families.instance import Instance
@@ -24,7 +26,7 @@ from schedopt.solving import Run
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import encode
-from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
+from schedopt.solving.local_search.search import DEFAULTS, LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import (
     new_workspace,
@@ -33,6 +35,7 @@ from schedopt.solving.local_search.tables import make_tables
 from tests.bounds.every_plan import has_plan
 from tests.budgets import trials
 from tests.optima import load
+from tests.solvers.asking import plan_of
 from tests.solvers.brute_force import every_allocation
 from tests.solvers.order_words import least_of
 from tests.strategies import (
@@ -155,6 +158,28 @@ def test_the_loss_runs_when_there_is_memory_for_it(seed: int) -> None:
         scope=replace(GENERAL, memory="peak"),
     )
     assert search(problem, 20_000, seed).period() == 10
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "vit-b16"])
+def test_from_a_contiguous_plan_it_goes_the_way_that_it_goes_without(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # At the least memory with which there is a contiguous plan; bounds beside would only end it.
+    monkeypatch.setattr(general, "relaxed_allocations", lambda problem, run: iter(()))
+    chain = Chain.load(Path(__file__).parents[2] / "instances" / f"{name}.json")
+    platform = Platform(4, least_memory(chain, 4, 10**10), bandwidth=10**10)
+    problem = Problem(chain=chain, platform=platform, scope=replace(GENERAL, memory="peak"))
+    known = plan_of(solve(chain, platform, solver="contiguous"))
+    for seed in range(3):
+        alone = Run(problem, seed=seed, work_limit=10_000)
+        after = Run(problem, seed=seed, work_limit=10_000 + DEFAULTS.shortest)
+        after.report(known)
+        for run in (alone, after):
+            run.begin("general")
+            general.solve(problem, run)
+        period = alone.period()
+        assert period is not None
+        assert (after.period() or period) <= min(period, known.pattern.period)
 
 
 def test_tied_layers_share_a_gpu() -> None:

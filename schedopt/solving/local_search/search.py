@@ -186,11 +186,26 @@ class LocalSearch:
         self.longest = _longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
+    def improve(self, stages: Sequence[Stage]) -> Iterator[Plan]:
+        """Yield the plan of one short annealing from stages, if it is better than the best."""
+        steps = min(self.params.shortest, self._steps(longest=False))
+        if self._is_done() or not (steps and self._open_for()):
+            return
+        worker, plan = self.workers[0], self.params.schedule(0, steps, self._low(1))
+        self._prepare(worker, stages, plan, 1, self.run.period())
+        draw = np.random.default_rng([self.run.seed, 0, 2])
+        tables, stop = self.tables._replace(sparing=0.0), np.zeros(1, dtype=np.int64)
+        self.placements += max(1, anneal(tables, worker, draw, plan, stop))
+        if worker.found[0]:
+            yield compress_shifts(decode(self.problem, self.tables, worker.best))
+
     def rounds(
         self,
         starts: Callable[[int], Sequence[Stage] | None],
         at_once: Callable[[], int] | None = None,
         news: deque[Sequence[Stage]] | None = None,
+        *,
+        afresh: bool = False,
     ) -> Iterator[Plan]:
         """Yield each plan that is better than the best of the run, until it is stopped.
 
@@ -204,6 +219,8 @@ class LocalSearch:
         news : deque, optional
             Stages that somebody else finds meanwhile. Each is taken from it once, the last first,
             and has an annealing as long as any may be: a short one would not leave much of it.
+        afresh : bool
+            Whether the first round goes as if no plan were known: as that of a search without one.
         """
         number, news = 0, deque() if news is None else news
         with ThreadPoolExecutor(len(self.workers)) as pool:
@@ -222,11 +239,12 @@ class LocalSearch:
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
                     plan = self.params.schedule(number, steps, self._low(k))
                     begin = news.pop() if is_new and news else starts(number)
-                    self._prepare(worker, begin, plan, k)
+                    self._prepare(worker, begin, plan, k, None if afresh else self.run.period())
                     draw = np.random.default_rng([self.run.seed, number])
                     tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
                     number += 1
                 self._wait(tasks, stop)
+                afresh = False
                 self.placements += sum(max(1, task.result()) for task in tasks)
                 found = [worker.best for worker in workers if worker.found[0]]
                 if found:
@@ -273,11 +291,12 @@ class LocalSearch:
     def _open_for(self) -> list[int]:
         """Return with how many micro-batches in a period there may be something to find."""
         longest = min(self.problem.scope.max_k or LONGEST, LONGEST)
-        return [k for k in range(1, longest + 1) if self._high(k) >= self._low(k)]
+        known = self.run.period()
+        return [k for k in range(1, longest + 1) if self._high(k, known) >= self._low(k)]
 
-    def _high(self, k: int) -> int:
-        """Return the longest T of k micro-batches that is better than the best, ns."""
-        period, asked = self.run.period(), self.problem.scope.period_ns
+    def _high(self, k: int, period: Fraction | None) -> int:
+        """Return the longest T of k micro-batches that is better than a period, ns."""
+        asked = self.problem.scope.period_ns
         high = k * self.longest if period is None else ceil(k * period) - 1
         return high if asked is None else min(high, k * asked)
 
@@ -292,10 +311,15 @@ class LocalSearch:
         return self.run.bound(replace(self.problem.scope, max_k=k)) or Fraction(1)
 
     def _prepare(
-        self, worker: Workspace, stages: Sequence[Stage] | None, plan: Schedule, k: int
+        self,
+        worker: Workspace,
+        stages: Sequence[Stage] | None,
+        plan: Schedule,
+        k: int,
+        known: Fraction | None,
     ) -> None:
         worker.found[:] = 0
-        high = self._high(k)
+        high = self._high(k, known)
         period = max(plan.low, min(high, int((high + 1) * (1 - plan.drop))))
         if stages is not None and len(stages) > self.most:
             stages = None
