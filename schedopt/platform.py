@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, ClassVar, Final, SupportsIndex
 
 from schedopt.errors import InputError
@@ -289,8 +290,11 @@ class Platform(
         With lanes those of all of them: see `transfer_ns`.
         """
         if lanes > 1:
-            every = (self.route(source + lane, target + lane) for lane in range(lanes))
-            return tuple(dict.fromkeys(link for route in every for link in route))
+            key = source, target, lanes
+            if key not in self._routes:
+                every = (self.route(source + lane, target + lane) for lane in range(lanes))
+                self._routes[key] = tuple(dict.fromkeys(link for route in every for link in route))
+            return self._routes[key]
         if self.network is not None:
             return self.network.route(source, target)
         if source == target or self.link is None:
@@ -298,6 +302,11 @@ class Platform(
         if self.link.duplex == "half":
             return (("link", min(source, target), max(source, target)),)
         return (("link", source, target),)
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, int, int], tuple[Resource, ...]]:
+        """Of lanes that were asked for, what they occupy together."""
+        return {}
 
     def most_on_a_link(self, source: int, target: int, lanes: int) -> int:
         """Return how many of some lanes have to share a link: see `transfer_ns`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from typing import Final
 
@@ -10,14 +11,22 @@ from schedopt.problem import Problem
 from schedopt.solving.clock import Pace
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import find_fold, is_spelled_out, lay_out_step, seconds_of
+from schedopt.solving.engine_layout import (
+    count_operations,
+    find_fold,
+    is_spelled_out,
+    lay_out_step,
+)
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
 from schedopt.solving.run import Run
 
 CLOSE: Final = 1000
 """A fold that is longer than its bound by at most such a part is not spelled out."""
 QUICK_S: Final = 0.5
 """Steps that are laid out in less are laid out at once."""
+LEAST_MEASURED: Final = 2_000
+"""Steps of so many operations or more tell how long others take to be laid out."""
 HOPE: Final = 500
 """A step that waits may turn out longer by such a part of itself: what is longer is not sought."""
 
@@ -43,6 +52,8 @@ class EngineAnswers:
 
         The number tells those apart that are as long.
         """
+        self._laying_out, self._reporting = LayoutTime(), LayoutTime()
+        """What steps take to be laid out, and beyond that to be checked and reported."""
         self._folded: set[int] = set()
         """The numbers of those that were laid out as a fold."""
         asked, count = problem.scope.period_ns, problem.scope.microbatches or 1
@@ -91,7 +102,7 @@ class EngineAnswers:
 
     def is_long(self, grid: Grid) -> bool:
         """Whether it takes long to spell out a step on a grid."""
-        return seconds_of(self.problem, grid) > QUICK_S
+        return OPERATION_S * count_operations(self.problem, grid) > QUICK_S
 
     def is_time(self) -> bool:
         """Whether there is just time for the shortest step that waits to be laid out."""
@@ -105,7 +116,15 @@ class EngineAnswers:
 
     def _seconds(self, grid: Grid) -> float:
         """Return how long it takes to lay out a step that waits."""
-        return seconds_of(self.problem, grid, folded=not is_spelled_out(self.problem, grid))
+        folded = not is_spelled_out(self.problem, grid)
+        operations = count_operations(self.problem, grid, folded=folded)
+        return self._laying_out.needed_s(operations) + self._reporting.needed_s(operations)
+
+    def _measure(
+        self, took: LayoutTime, grid: Grid, *, folded: bool
+    ) -> AbstractContextManager[None]:
+        operations = count_operations(self.problem, grid, folded=folded)
+        return took.measure(operations) if operations >= LEAST_MEASURED else nullcontext()
 
     def offer(self, cuts: EngineCuts, begins: FirstLayers) -> None:
         """Lay out a step, once, and report it if it is better and fits; later if it takes long.
@@ -189,9 +208,10 @@ class EngineAnswers:
         self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
     ) -> int | None:
         """Lay out a step, and report it if it is better and fits; return its length then, ns."""
-        plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
+        with self._measure(self._laying_out, cuts.grid, folded=folded):
+            plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
+            has_room = fits(plan)
         length = plan.pattern.period_total_ns
-        has_room = fits(plan)
         # Without what waits a fold fits as far as it is known, and looking anew takes long.
         if not has_room and not folded:
             if not fits(plan, buffers=False):
@@ -202,6 +222,7 @@ class EngineAnswers:
         if not has_room:
             return None
         if not self.is_late(length):
-            self.run.report(plan)
+            with self._measure(self._reporting, cuts.grid, folded=folded):
+                self.run.report(plan)
             self._limit = length
         return length

@@ -11,7 +11,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_grid import Grid
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
+from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.steps import engine_order, engine_step
@@ -57,15 +57,15 @@ def lay_out_without_empty(problem: Problem, plan: Plan) -> Plan:
     return lay_out_turns(problem, [stages[number] for number in kept], left, fold=fold)
 
 
-def seconds_of(problem: Problem, grid: Grid, *, folded: bool = False) -> float:
-    """Return how long it takes to lay a step out and to check it, about."""
-    fold = find_fold(problem, grid) if folded else 1
-    return OPERATION_S * _count_operations(problem, grid) / fold
+def count_operations(problem: Problem, grid: Grid, *, folded: bool = False) -> int:
+    """Return how many operations a step has, or one part of its fold, about."""
+    whole = (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
+    return whole // (find_fold(problem, grid) if folded else 1)
 
 
 def is_spelled_out(problem: Problem, grid: Grid) -> bool:
     """Whether a step is small enough to be spelled out, or cannot be a fold."""
-    return _count_operations(problem, grid) <= MOST_OPERATIONS or find_fold(problem, grid) == 1
+    return count_operations(problem, grid) <= MOST_OPERATIONS or find_fold(problem, grid) == 1
 
 
 def find_fold(problem: Problem, grid: Grid) -> int:
@@ -81,10 +81,6 @@ def find_fold(problem: Problem, grid: Grid) -> int:
     if problem.chain.together % own:
         own = lcm(own, problem.chain.together)
     return grid.replicas // own if grid.replicas % own == 0 else 1
-
-
-def _count_operations(problem: Problem, grid: Grid) -> int:
-    return (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
 
 
 def _turns(ranks: int, chunks: int, replicas: int, count: int) -> Iterator[Turn]:

@@ -36,6 +36,7 @@ from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.solving.run import Hopes, Run
 from schedopt.systems.steps import engine_step
 from tests.budgets import trials
@@ -175,7 +176,7 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     )
     # There is time for the first one alone.
     monkeypatch.setattr(engine_answers, "QUICK_S", -1)
-    monkeypatch.setattr(engine_answers, "seconds_of", lambda problem, grid, folded=False: 1e9)
+    monkeypatch.setattr(LayoutTime, "needed_s", lambda *_: 1e9)
     run = Run(problem, time_limit=60)
     search = engine_step_solver.EngineSearch(problem, run)
     alone = next(shape for shape in search.shapes if shape.cuts.ranks == 1)
