@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Problem, Scope
+from schedopt import Chain, Layer, Plan, Platform, Problem, Scope
 from schedopt.solving import engine_answers
+from schedopt.solving.clock import Clock
 from schedopt.solving.engine_answers import EngineAnswers
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engine_layout import lay_out_step
 from schedopt.solving.run import Hopes, Run
 
 LAYER = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1, saved_bytes=1)
@@ -82,3 +86,23 @@ def test_where_a_shorter_step_waits_beside_a_step_is_laid_out_only_at_the_end() 
     assert best.pattern.period_total_ns == STEP_NS
     beside.tell(None)
     assert run.hopes.beside() is None
+
+
+def test_the_time_for_a_step_is_kept_that_others_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lay_out_slowly(*asked: Any, **others: Any) -> Plan:
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            pass
+        return lay_out_step(*asked, **others)
+
+    monkeypatch.setattr(engine_answers, "lay_out_step", lay_out_slowly)
+    monkeypatch.setattr(engine_answers, "LEAST_MEASURED", 1)
+    run = Run(PROBLEM)
+    run.clock = Clock(0.3, now=lambda: 0.0)
+    answers = EngineAnswers(PROBLEM, run)
+    answers.offer(CUTS, (0, 1))
+    assert not answers.is_time()
+    answers.lay_out_pending()
+    answers.offer(CUTS, BALANCED)
+    # There are 0.3 s left, and twice 0.2 s are kept.
+    assert answers.is_time()
