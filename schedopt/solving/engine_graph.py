@@ -9,14 +9,14 @@ mixture, and the best cut for the weights, are added in turn. All bounds are in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from schedopt.solving.engine_descent import NEVER, nearest
-from schedopt.solving.engine_spans import Array, Cut, Edges, StageSpans
+from schedopt.solving.engine_spans import MEMORY_UNITS, Array, Cut, Edges, StageSpans
 from schedopt.solving.models.engine_mixture import CutMixture
 
 if TYPE_CHECKING:
@@ -31,14 +31,20 @@ ROUNDS: Final = 12
 """In which paths and cuts are looked for in a branch."""
 FIRST_ROUNDS: Final = 150
 """The same in the first one, a few at a time: other grids may have lower bounds meanwhile."""
+MEMORY_PRICE: Final = 0.02
+"""Of a unit of memory that a rank does not have, in steps."""
+PLACE_PRICE: Final = 2.0
+"""The same of a place too much, or too few."""
 CLOSE: Final = 1e-4
 """A mixture is final when its longest path is longer than the bound by at most such a part."""
 SHARE: Final = 1e-6
 """Less of a cut is none."""
+APART: Final = 0.02
+"""What is so near to a whole number of places is one."""
 
 
 class _Branch(NamedTuple):
-    """Cuts by the first and the last place at which each stage begins.
+    """Cuts by the first and the last place at which each stage begins, and what ranks have.
 
     Of those with the same bound the newest comes first: numbers fall from 0.
     """
@@ -47,6 +53,7 @@ class _Branch(NamedTuple):
     number: int
     first: Array
     last: Array
+    bounds: tuple[tuple[int, int], ...]
 
 
 class EngineGraph:
@@ -61,16 +68,49 @@ class EngineGraph:
 
     def __init__(self, cuts: EngineCuts, paths: Iterable[CriticalPath]) -> None:
         self.cuts, self.spans = cuts, StageSpans(cuts)
-        scale = max(1, min(SCALE, NEVER // 2 // cuts.longest_step()))
-        self.mixture = CutMixture(paths, max(1, cuts.bound(cuts.balanced())), scale)
+        unit_ns = max(1, cuts.bound(cuts.balanced()))
+        limits = self.limits()
+        most = cuts.longest_step() + unit_ns * sum(price * most for _, most, price in limits)
+        self.mixture = CutMixture(unit_ns, max(1, min(SCALE, NEVER // 4 // int(most))))
+        for counts, _, price in limits:
+            self.mixture.add_limit(counts, price)
+        self._known = [*paths]
+        for path in self._known:
+            self._add(path)
+        self._bounds = [(0, most) for _, most, _ in limits]
         self._number = 0
         self._begin()
+
+    def limits(self) -> list[tuple[Array, int, float]]:
+        """Return sums of what the stages of a rank hold, the most of each, and what more costs.
+
+        Memory, then places of all ranks. With one stage a rank its spans tell all.
+        """
+        cuts, found = self.cuts, []
+        if cuts.chunks == 1:
+            return []
+        none = self.spans.padded([0] * (self.spans.kinds + 2) * cuts.parts)
+        for rank, vectors in enumerate(cuts.order.held_together):
+            for vector in vectors:
+                memory = none.copy()
+                weights, kept, _ = np.split(memory[-3 * cuts.parts :], 3)
+                weights[rank :: cuts.ranks], kept[rank :: cuts.ranks] = 1, vector
+                found.append((memory, MEMORY_UNITS, MEMORY_PRICE))
+        for rank in range(cuts.ranks):
+            places = none.copy()
+            places[-cuts.parts :][rank :: cuts.ranks] = 1
+            found.append((places, len(cuts.places), PLACE_PRICE))
+        return found
+
+    def _add(self, path: CriticalPath) -> None:
+        self.mixture.add_path(path, self.spans.padded(path.counts))
 
     def _begin(self) -> None:
         """Begin with all cuts."""
         stages = np.zeros(self.cuts.parts, dtype=np.int64)
         self._edges: Edges = self.spans.allowed.copy()
-        self._open = [_Branch(0, 0, stages, np.full_like(stages, len(self.cuts.places)))]
+        ends = np.full_like(stages, len(self.cuts.places))
+        self._open = [_Branch(0, 0, stages, ends, tuple(self._bounds))]
         self._stuck = NEVER
         """The least bound of a cut that is alone in its branch, ns."""
         self._reach = NEVER
@@ -107,7 +147,7 @@ class EngineGraph:
         low, best, is_final = self._bound(branch, edges, limit, stopped)
         if branch.number == 0:
             if branch.low == 0 and self.cuts.chunks == 1:
-                low = max(low, self._bottleneck(edges, best, limit, stopped))
+                low = max(low, self._bottleneck(edges, limit, stopped))
             self._edges = edges.copy()
             self._rounds -= ROUNDS
             if not is_final and self._rounds > 0:
@@ -116,22 +156,47 @@ class EngineGraph:
         yield self.spans.first_layers(best)
         yield self._mean_cut()
         if (limit is None or low < limit) and self.spans.trim(edges):
-            yield from self._part(low, *self.spans.ranges(edges))
+            first, last = self.spans.ranges(edges)
+            yield from self._part(branch._replace(low=low, first=first, last=last))
 
-    def _part(self, low: int, first: Array, last: Array) -> Iterator[FirstLayers]:
-        """Part a branch by where a stage begins; if it is a single cut, yield that."""
+    def _part(self, branch: _Branch) -> Iterator[FirstLayers]:
+        """Part a branch: by what a rank has, or where a stage begins. A single cut is yielded."""
+        first, last, bounds = branch.first, branch.last, branch.bounds
         if (first == last).all():
             only = self.spans.first_layers(tuple(first.tolist()))
             if self.cuts.may_fit(only):
                 self._stuck = min(self._stuck, self.cuts.schedule_bound(only))
             yield only
             return
+        number, most = self._choose_rank(bounds)
+        if number is not None:
+            for pair in ((bounds[number][0], most), (most + 1, bounds[number][1])):
+                self._push(branch, bounds=(*bounds[:number], pair, *bounds[number + 1 :]))
+            return
         stage, place = self._choose(first, last)
-        for least, most in ((first[stage], place), (place + 1, last[stage])):
+        for low, high in ((first[stage], place), (place + 1, last[stage])):
             firsts, lasts = first.copy(), last.copy()
-            firsts[stage], lasts[stage] = least, most
-            self._number -= 1
-            heappush(self._open, _Branch(low, self._number, firsts, lasts))
+            firsts[stage], lasts[stage] = low, high
+            self._push(branch, first=firsts, last=lasts)
+
+    def _push(self, branch: _Branch, **changed: Any) -> None:
+        self._number -= 1
+        heappush(self._open, branch._replace(number=self._number, **changed))
+
+    def _choose_rank(self, bounds: Sequence[tuple[int, int]]) -> tuple[int | None, int]:
+        """Return the limit of the places of a rank that is furthest from whole, and its floor."""
+        if self.cuts.chunks == 1:
+            return None, 0
+        begins = np.array(self.mixture.cuts)
+        ends = np.append(begins[:, 1:], np.full((len(begins), 1), len(self.cuts.places)), axis=1)
+        sizes = (ends - begins).reshape(len(begins), self.cuts.chunks, self.cuts.ranks).sum(axis=1)
+        values = self.mixture.shares @ sizes
+        least, most = np.array(bounds[-self.cuts.ranks :]).T
+        apart = np.where((least < values) & (values < most), np.abs(values - np.rint(values)), 0)
+        rank = int(apart.argmax())
+        if apart[rank] < APART:
+            return None, 0
+        return len(bounds) - self.cuts.ranks + rank, int(np.floor(values[rank]))
 
     def _bound(
         self, branch: _Branch, edges: Edges, limit: int | None, stopped: Callable[[], bool]
@@ -142,44 +207,45 @@ class EngineGraph:
         """
         spans, mixture = self.spans, self.mixture
         mixture.allow(spans.contains(edges, cut) for cut in mixture.cuts)
+        mixture.bound(branch.bounds)
         cut = spans.shortest(edges, spans.costs(mixture.some_counts))
         low, found = branch.low, (NEVER, cut)
         for _ in range(ROUNDS):
             times = self.cuts.times(spans.first_layers(cut))
             found = min(found, (self.cuts.order.makespan(*times), cut))
-            mixture.add_cut(cut, np.concatenate(times))
-            mixture.add_path(self.cuts.order.critical_path(*times))
+            mixture.add_cut(cut, spans.values(cut))
+            self._add(self.cuts.order.critical_path(*times))
             if not mixture.solve():
                 return low, found[1], True
-            counts, total = mixture.weighted()
+            counts, total, got = mixture.weighted()
             costs = spans.costs(counts)
             through = spans.through(edges, costs)
-            low = max(low, -(-int(through.min()) // total))
+            low = max(low, -(-(int(through.min()) + got) // total))
             if limit is not None:
-                edges &= through < limit * total
+                edges &= through < limit * total - got
                 if not spans.trim(edges):
                     return limit, found[1], True
             cut = spans.shortest(edges, costs)
-            lengths, sent = np.split(mixture.times(), [-2 * self.cuts.parts])
+            lengths, sent, _ = np.split(
+                mixture.values(), [-5 * self.cuts.parts, -3 * self.cuts.parts]
+            )
             length = self.cuts.order.makespan(lengths, sent)
             if length - low <= CLOSE * length:
                 return low, found[1], True
-            mixture.add_path(self.cuts.order.critical_path(lengths, sent))
+            self._add(self.cuts.order.critical_path(lengths, sent))
             if stopped():
                 break
         return low, found[1], False
 
-    def _bottleneck(
-        self, edges: Edges, near: Cut, limit: int | None, stopped: Callable[[], bool]
-    ) -> int:
-        """Return what no step is shorter than by how long each rank is busy, ns.
+    def _bottleneck(self, edges: Edges, limit: int | None, stopped: Callable[[], bool]) -> int:
+        """Return what no step is shorter than by each path known at first, ns.
 
         With one stage on each rank the longest paths through its operations come near to the step,
         whatever the other ranks have. Edges that no cut below the limit has are deleted.
         """
         values = np.zeros_like(edges, dtype=np.int64)
-        for path in self.cuts.order.rank_paths(*self.cuts.times(self.spans.first_layers(near))):
-            costs = self.spans.costs(np.array(path.counts))
+        for path in self._known:
+            costs = self.spans.costs(self.spans.padded(path.counts))
             values = np.maximum(values, self.spans.through(edges, costs))
             if stopped():
                 break

@@ -6,7 +6,9 @@ is a path with an edge of every stage, and what an edge takes is exact, whatever
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ Edges = npt.NDArray[np.bool_]
 """(S, K + 1, K + 1) for K places: whether stage s may have those from i on, up to j - 1."""
 Cut = tuple[int, ...]
 """The first place of each stage."""
+MEMORY_UNITS: Final = 1 << 10
+"""Units of the memory of a GPU, in which that of several stages is added."""
 
 
 class StageSpans:
@@ -46,6 +50,8 @@ class StageSpans:
         """Of each rank by kind of operation, (2 or 3, K + 1, K + 1), ns."""
         self.kinds = len(self.times[0])
         self.sent = cuts.sent[:, :, self.nodes]
+        self.held = [self._held(rank) for rank in range(cuts.ranks)]
+        """Of each rank weights and what is kept of a micro-batch, units of memory, and places."""
         self.allowed = self._allowed()
 
     def _times(self, rank: int, again: Array) -> Array:
@@ -56,6 +62,31 @@ class StageSpans:
         if cuts.exchange is not None:
             kinds.append(cuts.exchange.times_ns(np.full_like(begins, rank), begins, ends))
         return np.array(kinds)
+
+    def _held(self, rank: int) -> Array:
+        """Return what spans hold on a rank, or less where there is no room for it."""
+        begins, ends = self.begins, self.ends
+        room, weights = max(1, self.cuts.gpus[rank].usable_bytes), np.array(self.cuts.weights)
+        kept = np.where(self._lasts(rank), self._kept_bytes, 0)
+        held = [MEMORY_UNITS * row // room for row in (weights[ends] - weights[begins], kept)]
+        places = np.arange(len(self.nodes))
+        return np.array([*np.minimum(held, MEMORY_UNITS), places - places[:, None]])
+
+    def _lasts(self, rank: int) -> Edges:
+        """Return whether spans take time: else micro-batches may come at one instant."""
+        work = np.array(self.cuts.work[rank])
+        found: Edges = work[self.ends] > work[self.begins]
+        return found
+
+    @cached_property
+    def _kept_bytes(self) -> Array:
+        """What spans keep of a micro-batch in flight, bytes."""
+        cuts, begins, ends = self.cuts, self.begins, self.ends
+        saved = np.array(cuts.saved)
+        received = np.array([layer.saved_input_bytes or 0 for layer in cuts.chain.layers] + [0])
+        kept: Array = saved[ends] - saved[begins] - cuts.redone.spared_bytes(begins, ends)
+        kept += np.where((begins > 0) & (begins < ends), received[begins], 0)
+        return kept
 
     def _allowed(self) -> Edges:
         """Return the spans of each stage that leave the others their places, and that may fit."""
@@ -76,22 +107,17 @@ class StageSpans:
         """
         cuts, begins, ends = self.cuts, self.begins, self.ends
         rank, chunk = number % cuts.ranks, number // cuts.ranks
-        saved, weights, work = map(np.array, (cuts.saved, cuts.weights, cuts.work[rank]))
-        received = np.array([layer.saved_input_bytes or 0 for layer in cuts.chain.layers] + [0])
-        kept = saved[ends] - saved[begins] - cuts.redone.spared_bytes(begins, ends)
-        kept += np.where((begins > 0) & (begins < ends), received[begins], 0)
+        weights, kept, lasts = np.array(cuts.weights), self._kept_bytes, self._lasts(rank)
         most = max(
             vector[chunk] for vector, own in cuts.order.held_at_backwards[rank] if own == chunk
         )
-        # What takes no time at all may come one after the other at one instant.
-        lasts = work[ends] > work[begins]
         held = np.where(lasts, most * kept + self._running_bytes, 0)
         in_flight = np.where(lasts, cuts.order.in_flight[number], 1)
         held = np.maximum(held, in_flight * kept) + weights[ends] - weights[begins]
         fits: Edges = held <= cuts.gpus[rank].usable_bytes
         return fits
 
-    @property
+    @cached_property
     def _running_bytes(self) -> Array:
         """What backwards need beside what is kept, bytes, or less."""
         most = np.zeros_like(self.begins)
@@ -105,17 +131,33 @@ class StageSpans:
     def costs(self, counts: Array) -> Array:
         """Return what each edge adds to a sum of critical paths: (S, K + 1, K + 1).
 
-        `counts` is how often the paths have each kind, as in `CriticalPath.counts`.
+        `counts` is how often the sum has each kind, as in `CriticalPath.counts`, then how often
+        what each stage holds, in the order of `held`.
         """
-        ranks = self.cuts.ranks
+        ranks, sent = self.cuts.ranks, slice(self.kinds, self.kinds + 2)
         of_stage = counts.reshape(-1, self.cuts.parts)
         return np.array(
             [
                 np.tensordot(own[: self.kinds], self.times[number % ranks], 1)
-                + own[self.kinds :] @ self.sent[:, number % ranks]
+                + own[sent] @ self.sent[:, number % ranks]
+                + np.tensordot(own[sent.stop :], self.held[number % ranks], 1)
                 for number, own in enumerate(of_stage.T)
             ]
         )
+
+    def values(self, cut: Cut) -> Array:
+        """Return what a cut has of each kind that `costs` counts."""
+        ends = (*cut[1:], len(self.nodes) - 1)
+        held = [
+            self.held[number % self.cuts.ranks][:, begin, end]
+            for number, (begin, end) in enumerate(zip(cut, ends, strict=True))
+        ]
+        times = self.cuts.times_of([self.first_layers(cut)])[0]
+        return np.concatenate([times, np.array(held).T.reshape(-1)])
+
+    def padded(self, counts: Sequence[int]) -> Array:
+        """Return the counts of a critical path as `costs` takes them."""
+        return np.array([*counts, *[0] * (len(self.held[0]) * self.cuts.parts)])
 
     def from_start(self, edges: Edges, costs: Array) -> Array:
         """Return the least costs from the start to each node before each stage: (S + 1, K + 1)."""

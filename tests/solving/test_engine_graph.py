@@ -83,13 +83,13 @@ def test_edges_add_up_to_what_a_cut_takes(problem: Problem, data: st.DataObject)
     spans = StageSpans(cuts)
     for begins in every_cut(cuts):
         lengths, sent = cuts.times(begins)
-        counts = np.array(cuts.order.critical_path(lengths, sent).counts)
+        counts = spans.padded(cuts.order.critical_path(lengths, sent).counts)
         cut = as_places(cuts, begins)
         assert spans.first_layers(cut) == begins
         costs = spans.costs(counts)
         ends = (*cut[1:], len(cuts.places))
         added = sum(int(costs[n, i, j]) for n, (i, j) in enumerate(zip(cut, ends, strict=True)))
-        assert added == counts @ np.concatenate([lengths, sent])
+        assert added == counts @ spans.values(cut) == cuts.order.makespan(lengths, sent)
         if cuts.may_fit(begins):
             assert spans.contains(spans.allowed, cut)
             edges = spans.allowed.copy()
@@ -105,13 +105,31 @@ def test_the_best_mixture_is_no_longer_than_any_cut(problem: Problem, data: st.D
     every = [*every_cut(cuts)]
     assume(every)
     paths = [cuts.order.critical_path(*cuts.times(begins)) for begins in every]
-    mixture = CutMixture(paths, unit_ns=10, scale=1 << 20)
+    mixture = CutMixture(unit_ns=10, scale=1 << 20)
+    for path in paths:
+        mixture.add_path(path, np.array(path.counts))
     for begins in every:
         mixture.add_cut(as_places(cuts, begins), np.concatenate(cuts.times(begins)))
     assert mixture.solve()
-    mixed = max(int(np.array(path.counts) @ mixture.times()) for path in paths)
+    mixed = max(int(np.array(path.counts) @ mixture.values()) for path in paths)
     # Times of the mixture are rounded to whole ns, each of which a path may have many times.
     assert mixed <= min(map(cuts.schedule_bound, every)) + max(sum(p.counts) for p in paths)
-    counts, total = mixture.weighted()
+    counts, total, got = mixture.weighted()
+    assert got == 0
     least = min(int(counts @ np.concatenate(cuts.times(begins))) for begins in every)
     assert least / total <= min(map(cuts.schedule_bound, every))
+
+
+@trials(500, by_day=30)
+@given(steps(), st.data())
+def test_a_cut_that_fits_is_within_the_limits_of_ranks(
+    problem: Problem, data: st.DataObject
+) -> None:
+    cuts, _ = drawn_cuts(problem, data)
+    graph = graph_of(cuts)
+    limits = graph.limits()
+    assert bool(limits) == (cuts.chunks > 1)
+    for begins in filter(cuts.may_fit, every_cut(cuts)):
+        values = graph.spans.values(as_places(cuts, begins))
+        for counts, most, _ in limits:
+            assert 0 <= counts @ values <= most

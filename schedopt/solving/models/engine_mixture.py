@@ -6,7 +6,7 @@ and the value is what the paths take of the cuts. Any weights bound the steps of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,8 +27,6 @@ class CutMixture:
 
     Parameters
     ----------
-    paths : iterable of CriticalPath
-        There is one at least.
     unit_ns : int
         About how long a step takes.
     scale : int
@@ -40,7 +38,7 @@ class CutMixture:
         How much of each cut the best mixture has.
     """
 
-    def __init__(self, paths: Iterable[CriticalPath], unit_ns: int, scale: int) -> None:
+    def __init__(self, unit_ns: int, scale: int) -> None:
         from ortools.linear_solver import pywraplp
 
         self.unit_ns, self.scale = unit_ns, scale
@@ -53,9 +51,9 @@ class CutMixture:
         self._paths: dict[CriticalPath, Any] = {}
         self._counts: list[Array] = []
         self._shares: dict[Cut, Any] = {}
-        self._times: list[Array] = []
-        for path in paths:
-            self.add_path(path)
+        self._values: list[Array] = []
+        self._limits: list[tuple[Any, Array]] = []
+        self._bounds: list[tuple[int, int]] = []
 
     @property
     def cuts(self) -> list[Cut]:
@@ -64,30 +62,48 @@ class CutMixture:
 
     @property
     def some_counts(self) -> Array:
-        """How often some path has each kind of operation and transfer."""
+        """How often some path has each kind."""
         return self._counts[0]
 
-    def add_path(self, path: CriticalPath) -> None:
-        """Let no mixture be shorter than a critical path."""
+    def add_path(self, path: CriticalPath, counts: Array) -> None:
+        """Let no mixture be shorter than a critical path, that has each kind so often."""
         if path in self._paths:
             return
         self._paths[path] = row = self.solver.Constraint(0, self.solver.infinity())
         row.SetCoefficient(self._step, 1)
-        self._counts.append(np.array(path.counts, dtype=np.int64))
-        lengths = [times @ self._counts[-1] for times in self._times]
-        for length, share in zip(lengths, self._shares.values(), strict=True):
-            row.SetCoefficient(share, -length / self.unit_ns)
+        self._counts.append(counts)
+        for values, share in zip(self._values, self._shares.values(), strict=True):
+            row.SetCoefficient(share, -float(values @ counts) / self.unit_ns)
 
-    def add_cut(self, cut: Cut, times: Array) -> None:
-        """Let mixtures have some of a cut, whose kinds of operations and transfers take times."""
+    def add_cut(self, cut: Cut, values: Array) -> None:
+        """Let mixtures have some of a cut, that has such values of each kind."""
         if cut in self._shares:
             return
         self._shares[cut] = share = self.solver.NumVar(0, 1, "")
-        self._times.append(times)
+        self._values.append(values)
         self._all.SetCoefficient(share, 1)
-        lengths = [times @ counts for counts in self._counts]
-        for length, row in zip(lengths, self._paths.values(), strict=True):
-            row.SetCoefficient(share, -length / self.unit_ns)
+        for counts, row in zip(self._counts, self._paths.values(), strict=True):
+            row.SetCoefficient(share, -float(values @ counts) / self.unit_ns)
+        for row, counts in self._limits:
+            row.SetCoefficient(share, float(values @ counts))
+
+    def add_limit(self, counts: Array, price: float) -> None:
+        """Keep a sum of kinds between two bounds, or pay a price, in steps, for what is beyond.
+
+        Before there is any cut.
+        """
+        row = self.solver.Constraint(0, 0)
+        for sign in (-1, 1):
+            beyond = self.solver.NumVar(0, self.solver.infinity(), "")
+            self.solver.Objective().SetCoefficient(beyond, price)
+            row.SetCoefficient(beyond, sign)
+        self._limits.append((row, counts))
+
+    def bound(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """Set the bounds of all limits."""
+        self._bounds = [*bounds]
+        for (row, _), pair in zip(self._limits, bounds, strict=True):
+            row.SetBounds(*map(float, pair))
 
     def allow(self, allowed: Iterable[bool]) -> None:
         """Let mixtures have only some of the cuts."""
@@ -105,18 +121,30 @@ class CutMixture:
             found = [share.solution_value() for share in self._shares.values()]
             shares = np.maximum(0, np.array(found))
             self._prices = np.array([row.dual_value() for row in self._paths.values()])
+            self._paid = [row.dual_value() for row, _ in self._limits]
         self.shares: Floats = shares / shares.sum()
         return is_solved
 
-    def weighted(self) -> tuple[Array, int]:
-        """Return the counts of all paths by their weights, in whole numbers, and their sum."""
+    def weighted(self) -> tuple[Array, int, int]:
+        """Return counts of paths by their weights, in whole numbers, and the sum of weights.
+
+        And what is got for the limits. No step is shorter than the counts of all cuts are with it,
+        over the sum.
+        """
         weights = np.rint(self.scale * np.maximum(0, self._prices)).astype(np.int64)
         if not weights.any():
-            return self.some_counts, 1
+            return self.some_counts, 1, 0
         used = np.flatnonzero(weights)
-        return weights[used] @ np.array([self._counts[n] for n in used]), int(weights.sum())
+        counts: Array = weights[used] @ np.array([self._counts[n] for n in used])
+        got = 0
+        for price, (_, kinds), pair in zip(self._paid, self._limits, self._bounds, strict=True):
+            paid = round(price * self.unit_ns * self.scale)
+            if paid:
+                counts = counts - paid * kinds
+                got += paid * pair[paid < 0]
+        return counts, int(weights.sum()), got
 
-    def times(self) -> Array:
-        """Return the times of the mixture by kind of operation and transfer, ns."""
-        found: Array = np.rint(self.shares @ np.array(self._times)).astype(np.int64)
+    def values(self) -> Array:
+        """Return what the mixture has of each kind, in whole numbers."""
+        found: Array = np.rint(self.shares @ np.array(self._values)).astype(np.int64)
         return found
