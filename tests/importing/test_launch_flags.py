@@ -100,6 +100,10 @@ QUOTED = {
         {"tp": "4", "pp": "2", "name": "${NAME}", "of": "8", "x": "$3"},
     "N=2\nrun --gpus $(( N * ${EACH:-8} )) --name $((N * $MISSING))":
         {"gpus": "16", "name": "$((N*$MISSING))"},
+    "echo \"Give --seed N\"\nrun --seed 3 | tee log\n  echo 'or --lr X'":
+        {"seed": "3"},
+    "TP=1; PP=2\n[ $BIG ] && TP=8\n[ $BIG ] || PP=2\nrun --tp $TP --pp $PP --bf16 || exit 1":
+        {"tp": "$TP", "pp": "2", "bf16": True},
     # A comment ends with its line, whatever stands at the end; a # in a word is none.
     "run \\\n  --seed 1 \\\n  --name a#b \\\n  --bf16\n(\n  # --seed 2 \\\n  --lr 3 # it's \\\n)":
         {"seed": "1", "name": "a#b", "bf16": True, "lr": "3"},

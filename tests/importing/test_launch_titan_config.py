@@ -53,8 +53,8 @@ def with_size(size, *, more: int = 1) -> Trainer.Config:
     return config
 
 
-def called() -> Trainer.Config:
-    return with_size(4, more=2)
+def called(size: int = 4) -> Trainer.Config:
+    return with_size(size, more=2)
 '''
 BEGIN = "def a() -> Trainer.Config:\n    config = Trainer.Config(activation_checkpoint=None)\n"
 
@@ -119,6 +119,14 @@ def test_the_only_function_needs_no_name(tmp_path: Path) -> None:
          "line 3", "more than assignments decides"),
         (BEGIN + "    config.parallelism = large()\n    return config\n", None, "line 3",
          "parallelism is made elsewhere"),
+        (BEGIN + "    config = replace(config, training=large())\n    return config\n", None,
+         "line 3", "the configuration is made elsewhere"),
+        ("def a() -> Trainer.Config:\n    b = TrainingConfig()\n    b.local_batch_size = 1\n"
+         "    return Trainer.Config(training=b)\n", None, "line 3", "it changes what was made"),
+        (BEGIN + "    config.training.steps += 1\n    return config\n", None, "line 3",
+         "more than assignments decides"),
+        (BEGIN + "    other = config\n    other.parallelism.new = 1\n    return config\n", None,
+         "parallelism.new", "it is unknown here"),
         (BEGIN + "    config.optimizer = OptimizersInBackwardContainer.Config(lr=1)\n"
          "    return config\n", None, "optimizer.early_step_in_backward",
          "updated within the backward"),

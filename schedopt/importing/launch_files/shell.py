@@ -26,6 +26,8 @@ _NESTED: Final = 4
 """Defaults that are variables with defaults, so many in each other."""
 _YAML: Final = re.compile(r"\s*(?:- )?([A-Za-z][\w-]*)\s*:(?:\s+(.*?))?\s*")
 _DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
+_PRINTED: Final = re.compile(r"""^[ \t]*echo[ \t]+("[^"\n]*"|'[^'\n]*')[ \t]*$""", re.MULTILINE)
+"""What a script says to its user."""
 _DEPTHS: Final = {"if": 1, "case": 1, "fi": -1, "esac": -1}
 _FLAG: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
 
@@ -137,7 +139,9 @@ class _Script:
 
     def _pairs(self, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         flag: str | None = None
+        before = ""
         for word in (word.rstrip(";") for word in words):
+            behind, before = before, word
             if flag is None:
                 self.depth = max(0, self.depth + _DEPTHS.get(word, 0))
             if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
@@ -145,7 +149,7 @@ class _Script:
                 if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
                     yield from self.flags(value)
                     continue
-                self._set(match[1], self._expand(value))
+                self._set(match[1], self._expand(value), decided=behind in ("&&", "||"))
                 word = value.removeprefix("(") if value.startswith("(") else ""
             closed = word.count(")") > word.count("(")
             if closed:
@@ -164,7 +168,7 @@ class _Script:
                 if is_set or flag in self.switches:
                     yield flag, self._expand(value) if is_set else True
                     flag = None
-            elif flag is not None and word and word not in ("&&", "|"):
+            elif flag is not None and word and word not in ("&&", "||", "|"):
                 yield flag, self._expand(word)
                 flag = None
             if closed and flag is not None:
@@ -173,10 +177,10 @@ class _Script:
         if flag is not None:
             yield flag, True
 
-    def _set(self, name: str, value: str) -> None:
+    def _set(self, name: str, value: str, *, decided: bool) -> None:
         """Keep the value of a variable; of one that a condition decides, that it is not known."""
-        known = self.variables.get(name, value)
-        self.variables[name] = f"${name}" if self.depth and known != value else value
+        other = self.variables.get(name, value) != value
+        self.variables[name] = f"${name}" if other and (decided or self.depth) else value
 
     def _expand(self, word: str) -> str:
         """Return a word with the variables that are known, and with its sums added up."""
@@ -193,7 +197,8 @@ class _Script:
 
 def _split(text: str) -> list[str]:
     """Return the words of a text."""
-    text = _SUM.sub(lambda match: match[0].replace(" ", ""), _one_line_each(text))
+    text = _PRINTED.sub("", _one_line_each(text))
+    text = _SUM.sub(lambda match: match[0].replace(" ", ""), text)
     reader = shlex.shlex(text, posix=True)
     reader.whitespace_split, reader.commenters = True, ""
     try:

@@ -46,7 +46,7 @@ def read_configuration(text: str, name: str | None = None) -> dict[str, Any]:
     text : str
         Python.
     name : str, optional
-        Of the function. Default: the only one without parameters that returns a configuration.
+        Of the function. Default: the only one that returns a configuration and needs no parameters.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def read_configuration(text: str, name: str | None = None) -> dict[str, Any]:
     makers = [
         name
         for name, one in functions.items()
-        if _returns_configuration(one) and not one.args.args and not one.args.kwonlyargs
+        if _returns_configuration(one) and not name.startswith("_") and not _needs(one.args)
     ]
     if name is None and len(makers) < 2:
         name = makers[0] if makers else None
@@ -79,7 +79,7 @@ def read_configuration(text: str, name: str | None = None) -> dict[str, Any]:
     for target, expression in _assigned(tree.body):
         if isinstance(target, ast.Name):
             values[target.id] = value_of(expression, values, {})
-    found = _Function(functions, values).run(name)
+    found = _Function(functions, values).call(name, ast.Call(ast.Name(name), [], []))
     if not any(key.split(".")[0] == CHECKPOINT for key in found):
         found |= _SELECTIVE
     return found
@@ -113,8 +113,19 @@ def _returns_configuration(function: ast.FunctionDef) -> bool:
     return any(isinstance(one, ast.Call) and _callee(one).endswith(_WHOLE) for one in returned)
 
 
+def _is_configuration(node: ast.expr | None) -> bool:
+    """Whether an expression makes a configuration, or a section of one."""
+    return isinstance(node, ast.Call) and _callee(node).endswith("Config")
+
+
 def _callee(node: ast.Call) -> str:
     return ast.unparse(node.func)
+
+
+def _needs(parameters: ast.arguments) -> bool:
+    """Whether a function has parameters without a default."""
+    plain = len(parameters.posonlyargs) + len(parameters.args)
+    return plain > len(parameters.defaults) or None in parameters.kw_defaults
 
 
 def _arguments(parameters: ast.arguments, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -175,6 +186,14 @@ class _Function:
     own: str = ""
     found: dict[str, Any] = field(default_factory=dict)
 
+    def call(self, name: str, call: ast.Call) -> dict[str, Any]:
+        """Return the settings of what another function returns that this one calls."""
+        inner = _Function(self.functions, self.constants, self.depth + 1)
+        for parameter, given in _arguments(self.functions[name].args, call):
+            inner.nodes[parameter] = self._node(given)
+            inner.values[parameter] = value_of(given, self._known(), self.aliases)
+        return inner.run(name)
+
     def run(self, name: str) -> dict[str, Any]:
         """Return the settings of what the function returns."""
         for statement in self.functions[name].body:
@@ -198,13 +217,17 @@ class _Function:
             self._put(path.removeprefix(f"{self.own}."), expression)
         elif isinstance(target, ast.Name):
             told = dotted(expression, self.aliases) or ""
-            if self.own and told.startswith(f"{self.own}."):
+            if self.own and f"{told}.".startswith(f"{self.own}."):
                 self.aliases[target.id] = told
             elif (made := self._made(expression)) is not None:
                 self.own, self.found = target.id, made
+            elif target.id == self.own:
+                _refuse(target, "the configuration is made elsewhere", "Assign to its settings")
             else:
                 self.nodes[target.id] = expression
                 self.values[target.id] = value_of(expression, self._known(), self.aliases)
+        elif _is_configuration(self.nodes.get(path.partition(".")[0])):
+            _refuse(target, "it changes what was made before", "Give it where that is made")
 
     def _known(self) -> dict[str, Any]:
         """Return the values of names and settings."""
@@ -219,11 +242,7 @@ class _Function:
         if callee in self.functions and _returns_configuration(self.functions[callee]):
             if self.depth == _DEEPEST:
                 _refuse(node, "functions begin with each other", "Write out where one begins")
-            inner = _Function(self.functions, self.constants, self.depth + 1)
-            for name, given in _arguments(self.functions[callee].args, node):
-                inner.nodes[name] = self._node(given)
-                inner.values[name] = value_of(given, self._known(), self.aliases)
-            return inner.run(callee)
+            return self.call(callee, node)
         if not callee.endswith(_WHOLE):
             return None
         inner = replace(self, own="", found={})
@@ -245,7 +264,7 @@ class _Function:
             self.found |= _CHECKPOINTS.get(kind, {MODE: kind})
         elif path == "optimizer" and "InBackward" in kind:
             self.found["optimizer.early_step_in_backward"] = True
-        if isinstance(node, ast.Call) and kind.endswith("Config"):
+        if isinstance(node, ast.Call) and _is_configuration(node):
             for keyword in node.keywords:
                 inner = keyword.arg or f"**{ast.unparse(keyword.value)}"
                 self._put(f"{path}.{inner}", keyword.value)
