@@ -78,10 +78,11 @@ def import_profile(
 
     The launch file of an engine becomes a plan for a chain or profile of the model (--chain) on the
     GPUs that it runs on, laid out in the engine's own order: the arguments of Megatron-LM
-    (megatron-args: a script, or a flag a line), the configuration of torchtitan (torchtitan-toml)
-    or DeepSpeed (deepspeed-json), and what schedopt export writes for them. What changes the step
-    or the memory in a way that plans do not have is refused, and so is what is not known. A plan
-    that does not fit is written too, and it says by how much.
+    (megatron-args: a script, a flag a line, or YAML), the configuration of torchtitan
+    (torchtitan-toml: TOML, or functions of a Python file, which are read and not run) or DeepSpeed
+    (deepspeed-json), and what schedopt export writes for them. What changes the step or the memory
+    in a way that plans do not have is refused, and so is what is not known. A plan that does not
+    fit is written too, and it says by how much.
 
     Examples
     --------
@@ -98,6 +99,9 @@ def import_profile(
 
     schedopt import job.toml --from torchtitan-toml --chain chain.json --platform dgx-h100:1 -o
     now.plan.json
+
+    schedopt import config_registry.py --from torchtitan-toml --config llama3_8b --chain
+    profile.json --platform dgx-h100:1 -o now.plan.json
 
     schedopt import ds.json --from deepspeed-json --chain chain.json --gpus 8 --mem 40G --stages 4
     -o now.plan.json
