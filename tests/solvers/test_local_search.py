@@ -226,6 +226,23 @@ def test_patterns_are_searched_down_to_the_bound_of_their_length() -> None:
     assert search._open_for() == [2]
 
 
+def test_an_annealing_looks_no_farther_than_halfway_to_the_bound() -> None:
+    layer = replace(UNIT, forward_ns=100, backward_ns=150)
+    problem = Problem(chain=Chain(layers=(layer,) * 4), platform=Platform(2, 99), scope=GENERAL)
+    run = Run(problem)
+    run.add_bound(make_bound(Fraction(480), GENERAL, "known"))
+    run.report(plan_of([Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,))], problem))
+    assert run.period() == 500
+    search = LocalSearch(problem, run, 1)
+    periods = []
+    for drop in (0.05, 0.01):
+        plan = Schedule(steps=1, low=search._low(1), drop=drop, hot=1, cold=1)
+        search._prepare(search.workers[0], None, plan, 1, run.period())
+        periods.append(search.workers[0].state.counts[PERIOD])
+    # Halfway from 480 ns to 499; and by the drop, from 500.
+    assert periods == [489, 495]
+
+
 def test_what_is_compiled_makes_no_array() -> None:
     @njit_kernel
     def make(length: int) -> int:

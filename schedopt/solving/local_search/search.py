@@ -77,7 +77,7 @@ class LocalSearchParams:
         is. Without recompute such ones found longer plans at tight memory.
     drops : tuple of float
         How far below the best period an annealing looks, in turn: far ones leave local optima,
-        near ones find what is there.
+        near ones find what is there. No farther than halfway to the bound.
     hot, cold : float
         Temperatures at the beginning and at the end of an annealing, as penalties.
     """
@@ -320,7 +320,9 @@ class LocalSearch:
     ) -> None:
         worker.found[:] = 0
         high = self._high(k, known)
-        period = max(plan.low, min(high, int((high + 1) * (1 - plan.drop))))
+        # Near the bound a far drop would leave nothing to find.
+        least = (plan.low + high) // 2
+        period = max(least, min(high, int((high + 1) * (1 - plan.drop))))
         if stages is not None and len(stages) > self.most:
             stages = None
         if stages is None and self.elite.counts[STAGES]:
