@@ -8,6 +8,7 @@ instants (`schedopt.bounds.instants`). It is bisected between the bound and the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from time import monotonic
@@ -17,6 +18,7 @@ from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
+from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
@@ -65,8 +67,9 @@ def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...
     if places > MOST_PLACES or not is_propagated(problem):
         return
     search = _Search(problem, run)
-    while (period := search.next_period()) is not None and not run.stopped():
-        yield search.ask(period)
+    with suppress(Stopped):
+        while (period := search.next_period()) is not None and not run.stopped():
+            yield search.ask(period)
 
 
 def one_after_the_other_ns(problem: Problem) -> Fraction:
@@ -195,7 +198,7 @@ class _Search:
         amounts = self.amounts
         if self._asks_for_any(period):
             amounts = Amounts(one_by_one(self.problem), LARGEST)
-        forced = propagate(amounts, period)
+        forced = propagate(amounts, period, stopped=self.run.stopped)
         if forced is None:
             self._refute(period, proof_of(amounts.problem.scope))
             return ()

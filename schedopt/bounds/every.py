@@ -34,7 +34,8 @@ def lower_bounds(problem: Problem, stopped: Callable[[], bool] = never_stop) -> 
     """Yield the bounds that hold for a problem, the cheapest first, each above those before it.
 
     Where the exact programme over cuts finds the optimum itself only the load is looked at. When
-    `stopped` says so, it is looked at all the same, and unfinished bounds are left out.
+    `stopped` says so, it is looked at all the same, and others are left out but for what is refuted
+    by then.
     """
     best = load_bound(problem)
     yield best

@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Final
 from schedopt.bounds.amounts import LONGEST, ResidentBytes, Scaled
 from schedopt.bounds.instant_counts import FARTHEST, INTERVALS, Ways
 from schedopt.bounds.runs import NEVER, Runs, fit_some_case, need_more
+from schedopt.interrupts import never_stop, raise_if_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -92,11 +93,16 @@ class Instants:
     """
 
     def __init__(
-        self, scaled: Scaled, spans: Array, transfers: Array, pair: Pair | None = None
+        self,
+        scaled: Scaled,
+        spans: Array,
+        transfers: Array,
+        pair: Pair | None = None,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         import numpy as np
 
-        self.scaled, self.spans, self.pair = scaled, spans, pair
+        self.scaled, self.spans, self.pair, self.stopped = scaled, spans, pair, stopped
         ahead, back = (self._behind(times) + transfers for times in (scaled.ahead, scaled.back))
         self.counts = counts = np.minimum(self._counts(ahead, back), LONGEST)
         self.kept, self.received, self.checkpoint = (
@@ -138,6 +144,7 @@ class Instants:
             return np.asarray(np.moveaxis(np.concatenate(found, axis=2), 2, 0))
 
         def held(less: int, more: int) -> Array:
+            raise_if_stopped(self.stopped)
             return np.concatenate(
                 [Ways(self.scaled, *ways).held(self.spans, less, more) for ways in both]
             )
@@ -217,9 +224,10 @@ class Instants:
         scaled = self.scaled
         if not scaled.problem.scope.recompute:
             sizes = self.kept + scaled.weight
-            runs.keep_fitting(sizes, self.received)
+            runs.keep_fitting(sizes, self.received, self.stopped)
             return bool(fit_some_case(sizes.sum(axis=-1), scaled.rooms).all())
         for instant in self._worst():
+            raise_if_stopped(self.stopped)
             for held in self._resident(instant):
                 at_instant = Runs(scaled, held, runs)
                 if not at_instant.fit_together(may_cut):
@@ -237,6 +245,7 @@ class Instants:
         gpus = len(scaled.problem.platform.gpus)
 
         def fits(row: Array) -> bool:
+            raise_if_stopped(self.stopped)
             # First fit fills any two GPUs with more than one holds: less than that surely fits.
             surely = 2 * int(row.sum()) <= (gpus + 1) * scaled.room
             return surely or not need_more(row, scaled.room, gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,7 @@ from schedopt.bounds.load import load_bound
 from schedopt.bounds.pairs import Gap, pair_of
 from schedopt.bounds.runs import Runs
 from schedopt.bounds.scopes import period_between, refuted_bound
-from schedopt.interrupts import never_stop, raise_if_stopped
+from schedopt.interrupts import Stopped, never_stop, raise_if_stopped
 from schedopt.problem import LARGEST_HORIZON_NS, Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
@@ -86,7 +87,12 @@ class ForcedWork:
         return ~fits
 
 
-def propagate(amounts: Amounts, period: Fraction, gap: Gap | None = None) -> ForcedWork | None:
+def propagate(
+    amounts: Amounts,
+    period: Fraction,
+    gap: Gap | None = None,
+    stopped: Callable[[], bool] = never_stop,
+) -> ForcedWork | None:
     """Return what a normalized period forces; None if no plan has it, or a shorter one.
 
     With a gap it speaks of patterns alone whose two micro-batches have it.
@@ -100,6 +106,11 @@ def propagate(amounts: Amounts, period: Fraction, gap: Gap | None = None) -> For
     counts too: see `schedopt.bounds.instants`.
 
     R may run while the layers behind work, so that recompute does not lengthen a span.
+
+    Raises
+    ------
+    Stopped
+        When `stopped` says so: for long chains it takes seconds.
     """
     import numpy as np
 
@@ -111,6 +122,7 @@ def propagate(amounts: Amounts, period: Fraction, gap: Gap | None = None) -> For
     means, pair = spans, None
     runs, instants = Runs(scaled, scaled.resident(means)), None
     for _ in range(MOST_ROUNDS):
+        raise_if_stopped(stopped)
         found = runs.spans(may_cut)
         if found is None or not runs.fit_together(may_cut):
             return None
@@ -130,7 +142,7 @@ def propagate(amounts: Amounts, period: Fraction, gap: Gap | None = None) -> For
         if not have_instants(scaled.problem.scope):
             break
         transfers, before = least_transfers(runs, scaled.trips // 2, may_cut), runs.size()
-        instants = Instants(scaled, spans, transfers, pair)
+        instants = Instants(scaled, spans, transfers, pair, stopped)
         if not instants.narrow(runs, may_cut):
             return None
         if runs.size() == before:
@@ -155,7 +167,7 @@ def gaps_refute(
     while gaps:
         raise_if_stopped(stopped)
         gap = gaps.pop()
-        if propagate(amounts, period, gap if gap.parts > 1 else None) is None:
+        if propagate(amounts, period, gap if gap.parts > 1 else None, stopped) is None:
             continue
         if amounts.repeat != 2 or gap.parts == MOST_GAPS:
             return False
@@ -208,7 +220,7 @@ def propagation_bound(problem: Problem, stopped: Callable[[], bool] = never_stop
     amounts = Amounts(problem)
 
     def is_refuted(period: Fraction) -> bool:
-        return propagate(amounts, period) is None
+        return propagate(amounts, period, stopped=stopped) is None
 
     low = _last_refuted(problem, load, is_refuted, stopped)
     if amounts.repeat == 2 and len(problem.chain.layers) <= MOST_LAYERS:
@@ -227,19 +239,23 @@ def _last_refuted(
     is_refuted: Callable[[Fraction], bool],
     stopped: Callable[[], bool],
 ) -> Fraction | None:
-    """Return the last period that is refuted, bisected; None if `low` is not, or any is."""
-    if not is_refuted(low):
-        return None
-    high = low
-    while is_refuted(high):
-        raise_if_stopped(stopped)
-        if high > LARGEST_HORIZON_NS:
+    """Return the last period that is refuted, bisected; None if `low` is not, or any is.
+
+    When `stopped` says so, the last that is refuted by then, or None.
+    """
+    refuted: Fraction | None = None
+    with suppress(Stopped):
+        if not is_refuted(low):
             return None
-        low, high = high, 2 * high
-    while (middle := period_between(low, high, problem.scope)) is not None:
-        raise_if_stopped(stopped)
-        if is_refuted(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+        refuted = high = low
+        while is_refuted(high):
+            if high > LARGEST_HORIZON_NS:
+                return None
+            refuted, high = high, 2 * high
+        while (middle := period_between(refuted, high, problem.scope)) is not None:
+            raise_if_stopped(stopped)
+            if is_refuted(middle):
+                refuted = middle
+            else:
+                high = middle
+    return refuted

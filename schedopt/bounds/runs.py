@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import ResidentBytes, Scaled
 from schedopt.bounds.recomputation import lengthen_all
+from schedopt.interrupts import never_stop, raise_if_stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -201,7 +204,9 @@ class Runs:
             apart[1:] = ~self.inner[1, :-1]
         self.inner[:, apart] &= self.begun[:, apart]
 
-    def keep_fitting(self, sizes: Array, received: Array) -> None:
+    def keep_fitting(
+        self, sizes: Array, received: Array, stopped: Callable[[], bool] = never_stop
+    ) -> None:
         """Keep those runs only that fit the roomiest GPU at each instant, with nothing recomputed.
 
         Parameters
@@ -220,6 +225,7 @@ class Runs:
         until, received = until[at], received[at]
         begun, inner = np.zeros_like(self.begun), np.zeros_like(self.inner)
         for more in range(self.window):
+            raise_if_stopped(stopped)
             last = self.count - more
             held = until[..., more + 1 :] - until[..., :last]
             inner[more, :last] = fit_some_case(held, room).all(axis=0)

@@ -14,6 +14,7 @@ from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, least_link_ns
 from schedopt.bounds.propagation import ForcedWork, propagate
+from schedopt.interrupts import Stopped
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
 from tests.layers import layer
@@ -34,6 +35,38 @@ def test_no_plan_is_below(
     if bound is not None:
         assert bound.scope.covers(problem.scope)
         assert not has_plan(problem, bound.period, below=True)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@trials(60)
+@given(data=st.data(), times=st.integers(1, 60))
+def test_what_is_refuted_until_it_is_stopped_is_a_bound(
+    data: st.DataObject, times: int, recompute: bool
+) -> None:
+    problem = data.draw(tight_problems(split=False, recompute=recompute, memory="peak"))
+    left = iter(range(times))
+    found = propagation_bound(problem, lambda: next(left, None) is None)
+    if found is not None:
+        whole = propagation_bound(problem)
+        assert whole is not None
+        assert found.period <= whole.period
+        assert found.scope.covers(problem.scope)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_period_of_a_long_chain_is_stopped_in_between(recompute: bool) -> None:
+    scope = replace(GENERAL, max_k=2, memory="peak", recompute=recompute)
+    work = [layer(1 + number % 3, 2 + number % 5, 9) for number in range(60)]
+    amounts = Amounts(on(Platform(4, 600, bandwidth="1GB/s"), *work, scope=scope))
+    asked: list[bool] = []
+
+    def stopped() -> bool:
+        asked.append(len(asked) > 20)
+        return asked[-1]
+
+    with pytest.raises(Stopped):
+        propagate(amounts, Fraction(200), stopped=stopped)
+    assert asked == [False] * 21 + [True]
 
 
 def on(platform: Platform, *layers: Layer, scope: Scope = GENERAL) -> Problem:
