@@ -64,7 +64,7 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
         limit = min(_limit_ns(run), found[0][0] * NEAR if found else inf)
         if loop.work_ns < limit and loop.least_ns < limit and loop.in_flight(deeper):
             step = _Simulation(loop, order, loop.in_flight(deeper)).run(limit)
-            if step is not None:
+            if step is not None and not any(row[::2] == (step[0], loop) for row in found):
                 found.append((step[0], len(found), loop, step[1]))
                 found.sort(key=lambda row: row[:2])
 
@@ -76,11 +76,12 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
         if looking.stopped() or run.settled():
             break
         look(loop, *way)
-    for step_ns, _, loop, turns in sorted(found, key=lambda row: row[:2])[:MOST_LAID_OUT]:
+    laid_out = 0
+    for step_ns, _, loop, turns in sorted(found, key=lambda row: row[:2]):
         left = run.remaining()
         # The parts of a fold have their own sequences.
         parts = loop.fold if shared else 1
-        if run.stopped() or NEARLY * step_ns >= _limit_ns(run):
+        if laid_out == MOST_LAID_OUT or run.stopped() or NEARLY * step_ns >= _limit_ns(run):
             return
         if left is not None and OPERATION_S * parts * len(turns) > left:
             continue
@@ -92,8 +93,10 @@ def propose(problem: Problem, run: Run) -> Iterator[Plan]:
             for one in kinds[kind]
             for part in range(parts)
         )
+        # Parts may have links between nodes in common.
         with suppress(InputError, TooManyTasks):
             yield lay_out_turns(problem, loop.stages, every, fold=loop.fold // parts)
+            laid_out += 1
 
 
 def _limit_ns(run: Run) -> float:
@@ -183,6 +186,11 @@ class _Simulation:
         events: list[tuple[int, int, bool, Kind, int, int]] = []
         busy, sends, receives, room = [False] * ranks, [0] * ranks, [0] * ranks, [*loop.room]
         ended = [0] * (last + 1)
+        nodes = [loop.nodes_of(loop.alone + rank) for rank in range(ranks)]
+        # Rings of the last stage between nodes begin when their cards are free.
+        rings = loop.rings_ns(last) if self._leaves(last) else []
+        senders, receivers = loop.crossing_ranks(last) if rings else (set[int](), set[int]())
+        crossing, around, left = 0, 0, loop.count
         turns: list[Turn] = []
         entered = min(self.in_flight, loop.count)
         now = number = 0
@@ -204,6 +212,7 @@ class _Simulation:
                 if kind == "B":
                     room[here] += kept[stage]
                     ended[stage] = now
+                    left -= stage == last
                     if not stage:
                         if entered == loop.count:
                             continue
@@ -212,9 +221,12 @@ class _Simulation:
                     following, then = stage, "B"
                 there = loop.rank_of(following, i)
                 if there != here and following != stage:
-                    start = max(now, sends[here], receives[there])
+                    meets = here in senders or there in receivers
+                    crosses = meets and nodes[here] != nodes[there]
+                    start = max(now, sends[here], receives[there], around * crosses)
                     arrives = start + trips[min(stage, following)]
                     sends[here] = receives[there] = arrives
+                    crossing = max(crossing, arrives * crosses)
                 heapq.heappush(events, (arrives, number, False, then, following, i))
                 number += 1
             for here in touched:
@@ -232,26 +244,30 @@ class _Simulation:
                     return None
                 heapq.heappush(events, (end, number, True, kind, stage, i))
                 number += 1
-        step = self._with_gradients(now, ended)
+            if rings and not left and now >= max(crossing, around):
+                around = now + rings.pop(0)
+        step = self._with_gradients(now, ended, around, rings)
         return None if step >= limit else (step, turns)
 
-    def _with_gradients(self, end: int, ended: list[int]) -> int:
+    def _with_gradients(self, end: int, ended: list[int], around: int, rings: list[int]) -> int:
         """Return when all gradients are applied, about, ns.
 
-        Where activations go between nodes too, there is no gap for long rings before the end.
+        Where activations go between nodes too, there is no gap for long rings before the end; but
+        those of the last stage are through at `around`, except for some `rings`.
         """
         loop = self.loop
         free = [0] * loop.ranks
         for stage in sorted(range(len(ended)), key=ended.__getitem__):
-            ranks = loop.ranks_of(stage)
+            ranks, behind = loop.ranks_of(stage), loop.behind_ns(stage)
             begin = max(ended[stage], *(free[rank] for rank in ranks), 0)
-            if not loop.inside and self._leaves(stage):
-                begin = max(begin, end)
+            if self._leaves(stage):
+                if stage == len(ended) - 1:
+                    begin, behind = max(begin, around), sum(rings)
+                begin = max(begin, end) if behind else begin
             for rank in ranks:
-                free[rank] = begin + loop.behind_ns(stage)
+                free[rank] = begin + behind
         return max(end, *free)
 
     def _leaves(self, stage: int) -> bool:
-        """Whether replicas of a stage lie in several nodes."""
-        network, gpus = self.loop.problem.platform.network, self.loop.stages[stage].gpus
-        return network is not None and len({network.node_of[gpu] for gpu in gpus}) > 1
+        """Whether activations and gradients of a stage share links between nodes."""
+        return not self.loop.inside and len(self.loop.nodes_of(stage)) > 1

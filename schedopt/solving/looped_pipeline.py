@@ -199,24 +199,47 @@ class Loop:
                 work[rank] += length // len(ranks)
         return work
 
+    def nodes_of(self, stage: int) -> set[int]:
+        """Return the nodes in which replicas of a stage lie."""
+        network, gpus = self.problem.platform.network, self.stages[stage].gpus
+        return {0} if network is None else {network.node_of[gpu] for gpu in gpus}
+
+    def crossing_ranks(self, stage: int) -> tuple[set[int], set[int]]:
+        """Return the ranks that send to another node in rings of a stage, and those that receive.
+
+        With the GPUs of a rank in a row.
+        """
+        network, gpus = self.problem.platform.network, sorted(self.stages[stage].gpus)
+        senders, receivers = set[int](), set[int]()
+        for one, other in pairwise([*gpus, gpus[0]]):
+            if network is not None and network.node_of[one] != network.node_of[other]:
+                senders.add(one // self.tensor // self.fold)
+                receivers.add(other // self.tensor // self.fold)
+        return senders, receivers
+
     def behind_ns(self, stage: int) -> int:
-        """Return how long it takes about to apply the gradients of a stage, ns: two rings."""
+        """Return how long it takes about to apply the gradients of a stage, ns."""
+        return sum(self.rings_ns(stage))
+
+    def rings_ns(self, stage: int) -> list[int]:
+        """Return about how long gradients go round and are applied, and then weights, ns."""
         one, platform = self.stages[stage], self.problem.platform
         layers = self.problem.in_group(self.tensor).layers
         own, replicas = [layers[n] for n in one.layer_range], len(one.gpus)
         update = -(-sum(layer.update_ns or 0 for layer in own) // replicas)
         if replicas == 1:
-            return update
+            return [update]
         ends = sorted(one.gpus)
         sent = (
             sum(layer.gradient_bytes or 0 for layer in own),
             sum(layer.parameter_bytes or 0 for layer in own),
         )
-        rounds = (
-            max(
+        added, sent_on = (
+            (replicas - 1)
+            * max(
                 platform.transfer_ns(-(-count // replicas), *pair, self.tensor)
                 for pair in ((ends[0], ends[1]), (ends[0], ends[-1]))
             )
             for count in sent
         )
-        return update + (replicas - 1) * sum(rounds)
+        return [added + update, sent_on]
