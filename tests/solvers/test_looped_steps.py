@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Gpu, Plan, Platform, Problem, check
 from schedopt.account import fits
 from schedopt.bounds import lower_bounds
+from schedopt.network import Link, Network, Node, NodeLink
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers.looped_steps import propose
 from schedopt.solving.run import Run
@@ -118,3 +119,36 @@ def test_a_first_layer_of_its_own_leaves_its_gradients_a_gpu_beside() -> None:
     assert [stage.layers for stage in best.stages] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert {*best.stages[0].gpus} == {*best.stages[2].gpus}
     assert best.pattern.period_total_ns == 72 + 40
+
+
+def test_gradients_go_between_nodes_while_others_run() -> None:
+    # Two nodes of two GPUs, each with a card of its own. With a rank in each node all rings but
+    # that of the last layer stay inside, where they take next to no time. Over the cards they would
+    # take 80 ns behind the last backward; those of the last layer, 30 and 30, are through before.
+    inside = Link(bandwidth_bytes_per_s=10**10)
+    network = Network(
+        nodes=(*(Node(name=name, gpus=2, link=inside) for name in "ab"), Node(name="c", gpus=0)),
+        links=tuple(
+            NodeLink(between=(name, "c"), bandwidth_bytes_per_s=10**9, duplex="full", cards=2)
+            for name in "ab"
+        ),
+    )
+    layers = [
+        replace(
+            layer(time, time, weight=2 * size, sent=2),
+            parameter_bytes=size,
+            gradient_bytes=size,
+            optimizer_bytes=0,
+        )
+        for time, size in [(10, 80)] * 4 + [(5, 40)]
+    ]
+    chain = Chain(layers=tuple(layers))
+    platform = Platform([Gpu(memory_bytes=10**6)] * 4, network=network)
+    problem = training_step(chain, platform, 16, widest_step(chain))
+    plans = [plan for plan in propose(problem, Run(problem)) if not check(plan)]
+    best = min(plans, key=lambda plan: plan.pattern.period_total_ns).pattern
+    last_backward = max(one.start_ns for one in best.operations if one.kind == "B")
+    of_last = [one for one in best.collectives if one.stage == 4]
+    assert len(of_last) == 2
+    assert all(one.start_ns + 30 < last_backward for one in of_last)
+    assert best.period_total_ns < last_backward + 10 + 80
