@@ -52,7 +52,8 @@ class _Ending:
         there: Mapping[int, int] = self.with_copies(self.made_alone())
         if self.collectives:
             self.require("reduce", "gradient", there, "its own gradient is made")
-            there = self.arrivals("reduce")
+            came = self.arrivals("reduce")
+            there = {gpu: max(came[gpu], there[gpu]) for gpu in self.gpus}
             if not self.sharded:
                 self.require("copy", "gradient", there, "its chunk is added up")
                 there = self.arrivals("copy")
@@ -100,16 +101,20 @@ class _Ending:
         return {gpu: latest[twins[gpu]] for gpu in self.gpus}
 
     def require(self, mode: Mode, kind: str, there: Mapping[int, int], what: str) -> None:
-        """Note where a collective starts before all GPUs have what they send."""
-        place, collective, _ = self.collectives[mode]
-        gpu = max(self.gpus, key=there.__getitem__)
-        if there[gpu] > collective.start_ns:
+        """Note where GPUs send in the first round of a collective what they do not have yet."""
+        place, collective, around = self.collectives[mode]
+        starts = {
+            self.gpus[replica]: collective.start_ns + delay
+            for replica, delay in zip(around.replicas, around.delays_ns, strict=True)
+        }
+        gpu = max(starts, key=lambda gpu: there[gpu] - starts[gpu])
+        if there[gpu] > starts[gpu]:
             self.found.append(
                 Violation(
                     kind,
                     place,
-                    f"starts at {collective.start_ns} ns, {there[gpu] - collective.start_ns} ns "
-                    f"before {what} on GPU {gpu} of stage {self.stage}",
+                    f"starts at {starts[gpu]} ns, {there[gpu] - starts[gpu]} ns before {what} on "
+                    f"GPU {gpu} of stage {self.stage}",
                 )
             )
 
@@ -127,7 +132,8 @@ class _Ending:
             hop = Hop(0, (home - self.stage) % count, source, target, number)
             length = _length_ns(self.timeline, collective, hop)
             found[self.gpus[target]] = last + around.delays_ns[number] + length
-        end = max(found.values())
+        # What takes no time begins before the end, too.
+        end = max(*found.values(), last + max(around.delays_ns) + 1)
         if end > period:
             self.found.append(
                 Violation("scope", place, f"ends at {end} ns, {end - period} ns after the step")

@@ -23,6 +23,7 @@ class Dispatcher:
     def __init__(self, tasks: list[Task], waiting_for: list[int]) -> None:
         self.tasks = tasks
         self.waiting_for = waiting_for
+        self.some_pause = any(task.round_ns for task in tasks)
         self.ready_ns = [task.earliest_ns for task in tasks]
         self.events: list[tuple[int, int]] = []
         self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
@@ -56,7 +57,8 @@ class Dispatcher:
                 # What takes no time is over before anything else is chosen.
                 self._start(now, touched, lasting=False)
             self._start(now, touched, lasting=True)
-            self._make_room(now, touched)
+            if self.some_pause:
+                self._make_room(now, touched)
         if self.ended < len(self.tasks):
             stuck = next(t.item for t in self.tasks if t.start_ns < 0)
             raise ValueError(f"{stuck} waits in a circle")
