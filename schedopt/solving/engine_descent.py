@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from schedopt.interrupts import never_stop
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
@@ -34,11 +37,15 @@ def neighbours(cuts: EngineCuts, begins: FirstLayers) -> Array:
 
 
 def find_better(
-    cuts: EngineCuts, here: FirstLayers, length: int | None
+    cuts: EngineCuts,
+    here: FirstLayers,
+    length: int | None,
+    stopped: Callable[[], bool] = never_stop,
 ) -> tuple[int, FirstLayers] | None:
     """Return a neighbour that may fit with a step shorter than a length, ns; None: of any.
 
-    The longest path of the cut is that of many a neighbour, too: it says which may be shorter.
+    Many stages have so many neighbours that it takes seconds, unless it is stopped. The longest
+    path of the cut is that of many a neighbour, too: it says which may be shorter.
     """
     others = neighbours(cuts, here)
     if not len(others):
@@ -47,6 +54,8 @@ def find_better(
     least = times @ np.array(cuts.order.critical_path(*cuts.times(here)).counts)
     likely = np.argsort(least, kind="stable")[: int((least < limit).sum())]
     for begin in range(0, len(likely), AT_ONCE):
+        if stopped():
+            return None
         some = likely[begin : begin + AT_ONCE]
         steps = cuts.order.makespans(times[some], limit)
         for number in np.argsort(steps, kind="stable")[: int((steps < limit).sum())]:

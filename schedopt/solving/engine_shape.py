@@ -140,7 +140,9 @@ class EngineShape:
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""
         length = self.cuts.schedule_bound(here) if self.cuts.may_fit(here) else None
-        while not stopped() and (found := find_better(self.cuts, here, length)) is not None:
+        while not stopped():
+            if (found := find_better(self.cuts, here, length, stopped)) is None:
+                break
             length, here = found
         if length is not None:
             self.keep(length, here)

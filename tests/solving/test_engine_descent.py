@@ -94,3 +94,11 @@ def test_what_is_better_is_a_neighbour_and_shorter(seed: int) -> None:
     if found is not None:
         assert found[1] in shorter
         assert found[0] == cuts.schedule_bound(found[1])
+
+
+def test_no_more_neighbours_are_looked_at_once_it_is_stopped() -> None:
+    cuts = cuts_of("megatron", 2, 2)
+    here = kick(cuts, cuts.balanced(), np.random.default_rng(1))
+    length = cuts.schedule_bound(here)
+    assert find_better(cuts, here, length) is not None
+    assert find_better(cuts, here, length, lambda: True) is None
