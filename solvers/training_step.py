@@ -53,7 +53,7 @@ FIRST_S: Final = 5.0
 SHARE_OF_CONTIGUOUS: Final = 0.5
 """Of the time, for contiguous stages where others are looked for, too."""
 FIRST_SHARE: Final = 0.5
-"""Of the time of contiguous stages, for the first ones."""
+"""Of the time, for the first of them where no others are."""
 SHARE_OF_LESS: Final = 0.5
 """Of any time for contiguous stages, for each search but the widest: see `_begin`."""
 FIRST_SHARE_OF_REDONE: Final = 0.3
@@ -299,8 +299,7 @@ def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
     problem, anywhere = step.problem, step.problem.scope.allocation == "general"
     # Whatever else is allowed, the same are found.
     narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
-    most = run.fork(run.workers, SHARE_OF_CONTIGUOUS if anywhere else 1.0)
-    part = most.fork(run.workers, FIRST_SHARE)
+    part = run.fork(run.workers, SHARE_OF_CONTIGUOUS if anywhere else FIRST_SHARE)
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))
@@ -317,19 +316,23 @@ def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
         if searches:
             search.candidates.take(searches[-1].search.candidates)
         searches.append(StepReports(search, run, layout, laid_out))
-        searches[-1].follow(search.begin(), (1 - FIRST_SHARE) * max(0.0, most.remaining() or 0.0))
+        searches[-1].follow(search.begin(), _behind_s(part, run))
     if anywhere:
-        _improve(searches, most, None)
+        _improve(searches, part, None)
     redone = with_layers_redone(step)
     if redone is not None:
         own = run.fork(run.workers, FIRST_SHARE_OF_REDONE)
         enough_ns = _enough_ns(problem, run, problem.scope)
         # Perhaps none recomputes layer by layer, and fits.
         search = StepSearch(redone, own, late=False, enough_ns=enough_ns)
-        left = (1 - FIRST_SHARE_OF_REDONE) * max(0.0, run.remaining() or 0.0)
         searches.append(StepReports(search, run, layout, laid_out))
-        searches[-1].follow(search.begin(), left)
+        searches[-1].follow(search.begin(), _behind_s(own, run))
     return searches
+
+
+def _behind_s(part: Run, run: Run) -> float:
+    """Return how many seconds a run has behind a part of it; 0 without a limit."""
+    return max(0.0, (run.remaining() or 0.0) - (part.remaining() or 0.0))
 
 
 def _improve(searches: Sequence[StepReports], run: Run, enough: float | None) -> None:

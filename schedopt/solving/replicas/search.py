@@ -299,7 +299,10 @@ class StepSearch:
         """
         candidates = self._candidates_of(option.replicas for option in options)
         rows = np.array(options, dtype=np.int64)
-        period = self._least_period(rows, fold, candidates)
+        known = candidates is not self.candidates and bool(self.candidates.best)
+        if known and not is_possible(candidates.step, self._best_ns() - 1):
+            return
+        period = self._least_period(rows, fold)
         if period is None:
             return
         for stretch in STRETCHES:
@@ -313,11 +316,11 @@ class StepSearch:
                 if self.candidates.is_over():
                     return
 
-    def _least_period(self, options: Array, fold: int, candidates: Candidates) -> int | None:
+    def _least_period(self, options: Array, fold: int) -> int | None:
         """Return about the least period at which there are stages; None if there are none."""
 
         def possible(period: int) -> bool:
-            limit = _limit(candidates)
+            limit = _limit(self.candidates)
             return bool(
                 label_stages(self.step, options, period, fold, STEADY, limit).counts[0].any()
             )
