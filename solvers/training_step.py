@@ -6,10 +6,10 @@ programme from the end of the chain proposes them, for folds of the whole job an
 periods; the step of each is simulated in several orders and depths, and the best are laid out with
 every transfer of their collectives. The same programme bounds all such steps.
 
-Steps of other kinds are found by modules of their own, in shares of the time. Contiguous stages
-come first, in the same order wherever stages may lie: so stages anywhere take no longer than
-contiguous ones whose search ends in its share, or has no more time. Then comes a good step of each
-other kind: stages that recompute layer by layer, looped pipelines, layers moved from GPU to GPU,
+Steps of other kinds are found by modules of their own, in shares of the time. First looped
+pipelines; then contiguous stages, in the same order wherever stages may lie: so stages anywhere
+take no longer than contiguous ones whose search ends in its share, or has no more time. Then comes
+a good step of each other kind: stages that recompute layer by layer, layers moved from GPU to GPU,
 grids of engines, and published systems. Then better ones: of engines, in short steps, of layers
 moved again, and of each fold as a step of its own. What is left is for unfinished searches.
 """
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 # First steps, in this order.
 FIRST_S: Final = 5.0
 """For a first answer while what searches is compiled."""
+MOST_OF_LOOPS: Final = 0.3
+"""Of the time, for looped pipelines."""
 SHARE_OF_CONTIGUOUS: Final = 0.5
-"""Of the time, for contiguous stages where others are looked for, too."""
+"""Of the time that is left then, for contiguous stages where others are looked for, too."""
 FIRST_SHARE: Final = 0.5
-"""Of the time, for the first of them where no others are."""
+"""The same for the first of them where no others are."""
 SHARE_OF_LESS: Final = 0.5
 """Of any time for contiguous stages, for each search but the widest: see `_begin`."""
 FIRST_SHARE_OF_REDONE: Final = 0.3
 """Of the time that is left then, for stages that may recompute layer by layer."""
-MOST_OF_LOOPS: Final = 0.3
-"""Of the time that is left then, for looped pipelines."""
 FIRST_SHARE_OF_PLACED: Final = 0.5
 """Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_SEEDS: Final = 0.25
@@ -94,6 +94,10 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
+    if problem.scope.allocation == "general":
+        # Before what searches is there, and for engines beside to know a step.
+        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
+            report_valid(plan, run)
     engines = _needs_engines(problem)
     if engines and run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
@@ -130,11 +134,6 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
-    fold = find_fold(problem)
-    # Contiguous stages come first, but where they must wait, or take most of the time.
-    loops_first = compilation.is_under_way() or fold > 1
-    if anywhere and loops_first:
-        _loop(problem, run)
     if compilation.is_under_way():
         _report_meanwhile(problem, run, alike=alike)
     if anywhere:
@@ -142,7 +141,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step, layout = read_step(problem), LayoutTime()
+    step, fold, layout = read_step(problem), find_fold(problem), LayoutTime()
     searches: list[StepReports] = []
     placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
@@ -151,8 +150,6 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         _prove(with_halves(step), run)
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
             searches += _begin(step, run, layout)
-    if anywhere and not loops_first:
-        _loop(problem, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         _place(placed, run, FIRST_SHARE_OF_PLACED)
     if own is not None:
@@ -180,12 +177,6 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if not (_is_through(searches) or run.stopped()):
         # What others did not need.
         _improve(searches[-1:], run.fork(run.workers, 1.0), None)
-
-
-def _loop(problem: Problem, run: Run) -> None:
-    """Report looped pipelines."""
-    for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
-        report_valid(plan, run)
 
 
 def _place(placed: PlacedFolds, run: Run, share: float) -> None:
