@@ -16,7 +16,9 @@ RUNS: Final = (
     "run site model stages dp layers_per_stage gpu_tp mbs microbatches step_ns "
     "reduce_gradients_ns max_memory_bytes clean flags"
 )
-PROFILES: Final = "model gpu mbs tp forward_ns backward_ns update_ns"
+PASSES: Final = ("forward_ns", "backward_ns", "update_ns")
+"""Lists with a time for each layer."""
+PROFILES: Final = " ".join(("model gpu mbs tp", *PASSES))
 BYTES: Final = "model tp layer params_bytes act_output_bytes act_mem_bytes"
 NETWORK: Final = "kind gpu gpus max_bytes_per_s"
 TABLES: Final = ("sailor/runs", "sailor/profiles", "sailor/bytes", "sailor/network")
@@ -69,7 +71,7 @@ def _of_run(run: Line, stages: Sequence[_Stage]) -> Iterator[Prediction | Unpred
     # The cluster of several kinds of GPUs is that of MIT.
     kinds = {gpu for groups in run["gpu_tp"] for gpu, _ in _groups(groups)}
     cluster = " mit" if len(kinds) > 1 else ""
-    doubt = "" if run["clean"] else "; ".join(run["flags"]) or "not clean"
+    doubt = "" if run["clean"] else "; ".join(run["flags"] or ()) or "not clean"
     figures = (("a step", "step_ns", step), ("a memory", "max_memory_bytes", memory))
     for test, column, predict in figures:
         if run[column]:
@@ -129,19 +131,19 @@ class _Inputs:
         for gpu, tensor in groups:
             line = self.profiles.get((run["model"], gpu, run["mbs"], tensor))
             on = f"{run['model']} on {gpu} with {run['mbs']} samples and tensor degree {tensor}"
-            if line is None:
+            if line is None or unknown(line, PROFILES):
                 raise InputError(f"there is no profile of {on}")
-            if max(layers) >= len(line["forward_ns"]):
+            profiled = min(len(line[name]) for name in PASSES)
+            if max(layers) >= profiled:
                 raise InputError(
-                    f"names layer {max(layers)}, and the profile of {on} has "
-                    f"{len(line['forward_ns'])}"
+                    f"names layer {max(layers)}, and the profile of {on} has {profiled}"
                 )
             lines.append(line)
         tensor = groups[0][1]
         sizes = [self.sizes.get((run["model"], tensor, layer)) for layer in layers]
-        known = [line for line in sizes if line]
+        known = [line for line in sizes if line and not unknown(line, BYTES)]
         if len(known) < len(sizes):
-            layer = layers[sizes.index(None)]
+            layer = next(layer for layer in layers if layer not in {one["layer"] for one in known})
             raise InputError(f"there are no bytes of layer {layer} of {run['model']}, tp {tensor}")
 
         def slowest(name: str) -> float:

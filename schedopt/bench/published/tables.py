@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from schedopt.errors import InputError
+from schedopt.formats.values import Fault
+from schedopt.validation import LARGEST, LARGEST_COUNT
 
 FORMAT: Final = "schedopt-data/1"
 
@@ -33,9 +36,13 @@ COUNTS: Final = frozenset(
         "sequence",
         "vocabulary",
         "gpus",
+        "chunks_per_stage",
     ]
 )
 """Columns of whole numbers from 1 on, or null."""
+STEP: Final = "step_ns"
+"""What is predicted above all: where it was measured, it is not 0."""
+KINDS: Final = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -168,13 +175,45 @@ def _read(path: Path) -> _Table:
                     way_out="Give each line a value, or null, for each column",
                 )
             for column, value in zip(columns, row, strict=True):
-                if column.endswith(MEASURES):
-                    _check_measure(value, f"rows[{number}].{column}")
-                elif column in COUNTS and value is not None:
-                    _check_count(value, f"rows[{number}].{column}")
+                _check_value(column, value, f"rows[{number}].{column}")
+        for place, column in enumerate(columns):
+            _check_alike([row[place] for row in rows], str(column))
         notes = _list(document, "notes")
     lines: list[Line] = [dict(zip(columns, row, strict=True)) for row in rows]
     return _Table(columns, lines, notes, document.get("hardware"))
+
+
+def _check_value(column: str, value: Any, field: str) -> None:
+    if isinstance(value, Fault):
+        raise InputError(value.rule, field=field, way_out=value.way_out)
+    if column.endswith(MEASURES):
+        _check_measure(value, field)
+        if column == STEP and value == 0:
+            raise InputError(
+                "no step takes no time", field=field, way_out="Give what it took, or null"
+            )
+    elif column in COUNTS and value is not None:
+        _check_count(value, field)
+
+
+def _check_alike(values: Sequence[Any], column: str) -> None:
+    """Refuse a value of another kind than most of its column have."""
+    kinds = [_kind(value) for value in values]
+    usual = Counter(kind for kind in kinds if kind).most_common(1)
+    for number, kind in enumerate(kinds):
+        if kind and kind != usual[0][0]:
+            raise InputError(
+                f"is {kind}, and most lines have {usual[0][0]}",
+                field=f"rows[{number}].{column}",
+                way_out="Give what they have, or null",
+            )
+
+
+def _kind(value: Any) -> str:
+    """Return in words what a value is, empty for null."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "a number"
+    return "" if value is None else KINDS[type(value)]
 
 
 def _check_measure(value: Any, field: str) -> None:
@@ -182,18 +221,18 @@ def _check_measure(value: Any, field: str) -> None:
     listed = list(value.values()) if isinstance(value, dict) else value
     for one in listed if isinstance(listed, list) else [listed]:
         figure = isinstance(one, (int, float)) and not isinstance(one, bool)
-        if one is not None and not (figure and one >= 0):
+        if one is not None and not (figure and 0 <= one <= LARGEST):
             raise InputError(
                 f"{one!r:.40} is no time and no size",
                 field=field,
-                way_out="Give a number of at least 0, or null",
+                way_out=f"Give a number from 0 to {LARGEST}, or null",
             )
 
 
 def _check_count(value: Any, field: str) -> None:
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
         raise InputError(
-            f"{value!r:.40} is no whole number from 1 on",
+            f"{value!r:.40} is no whole number from 1 to {LARGEST_COUNT}",
             field=field,
             way_out="Give one, or null where it is not known",
         )

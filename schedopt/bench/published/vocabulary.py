@@ -39,6 +39,11 @@ NEEDED: Final = (
     "sequence hidden vocabulary layers heads pp mbs microbatches layers_per_stage step_ns "
     "forward_ns backward_ns output_layer_ns input_forward_ns input_backward_ns communication_ns"
 )
+OF_STAGES: Final = (
+    *("layers_per_stage", "forward_ns", "backward_ns", "output_layer_ns"),
+    *("input_forward_ns", "input_backward_ns"),
+)
+"""Lists with a value for each stage."""
 PAPER_NEEDED: Final = "gpus sequence vocabulary layers hidden heads mbs microbatches step_ns"
 
 
@@ -49,7 +54,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     if not tables.lacking(HOST):
         lines = []
         for line in tables.lines(HOST, HOST_COLUMNS):
-            if why := unknown(line, NEEDED):
+            if why := unknown(line, NEEDED) or _uneven(line):
                 yield Unpredicted(row=line["name"], why=why)
             else:
                 lines.append(line)
@@ -61,6 +66,14 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
         yield from _memory(lines, "c logits", "max_allocated_bytes", gradients=True)
     if not tables.lacking(PAPER):
         yield from _of_paper(tables.lines(PAPER, PAPER_COLUMNS))
+
+
+def _uneven(line: Line) -> str:
+    """Return which list is not of all stages, as a reason; empty if each is."""
+    for name in OF_STAGES:
+        if len(line[name]) != line["pp"] or None in line[name]:
+            return f"{name} has not one value for each of {line['pp']} stages"
+    return ""
 
 
 def _of_paper(lines: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_what_is_no_count_is_refused(value: Any, tmp_path: Path) -> None:
     documents = {"vtrain/runs": shipped()["vtrain/runs"]}
     table = documents["vtrain/runs"]
     table["rows"][3][table["columns"].index("tp")] = value
-    with pytest.raises(InputError, match=r"rows\[3\].tp: .* is no whole number from 1 on"):
+    with pytest.raises(InputError, match=r"rows\[3\].tp: .* is no whole number from 1 to"):
         Tables(write(documents, tmp_path)).lines("vtrain/runs", "tp")
 
 
@@ -163,3 +164,35 @@ def test_nothing_is_there_to_predict(tmp_path: Path) -> None:
     assert "0 figures in 0 tests" in said
     assert "7 rows are not predicted" in said
     assert "there are no tables of this package" in (tmp_path / "published.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "words"),
+    [
+        ("vtrain/runs", "step_ns", 0, "rows[4].step_ns: no step takes no time"),
+        ("vtrain/runs", "step_ns", [5], "rows[4].step_ns: is a list, and most lines have a number"),
+        ("vtrain/runs", "step_ns", 2**51, "rows[4].step_ns: 2251799813685248 is no time"),
+        ("vtrain/runs", "microbatches", 2**21, "rows[4].microbatches: 2097152 is no whole number"),
+        ("vtrain/runs", "step_ns", float("nan"), "rows[4].step_ns: NaN is not a number"),
+        ("sailor/runs", "gpu_tp", "GH", "rows[4].gpu_tp: is text, and most lines have a list"),
+        ("sailor/runs", "clean", 1, "clean: is a number, and most lines have true or false"),
+    ],
+)
+def test_a_value_unlike_its_column_is_refused(
+    name: str, column: str, value: object, words: str, tmp_path: Path
+) -> None:
+    documents = {name: shipped()[name]}
+    table = documents[name]
+    table["rows"][4][table["columns"].index(column)] = value
+    with pytest.raises(InputError, match=re.escape(words)):
+        Tables(write(documents, tmp_path)).lines(name, column)
+
+
+def test_lists_that_are_not_of_all_stages(tmp_path: Path) -> None:
+    documents = {"vocabulary/one_host": shipped()["vocabulary/one_host"]}
+    table = documents["vocabulary/one_host"]
+    row = table["rows"][0]
+    row[table["columns"].index("backward_ns")].pop()
+    cases = published_cases(Tables(write(documents, tmp_path)))
+    (why,) = (case.key["why"] for case in cases if case.key["row"] == row[0])
+    assert "backward_ns has not one value for each of" in why
