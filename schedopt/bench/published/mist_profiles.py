@@ -90,8 +90,9 @@ def by_size(lines: Sequence[Line], names: Sequence[str]) -> Curves:
     """Return sizes and the medians of their times, by the values of some columns."""
     found: dict[tuple[object, ...], dict[float, list[float]]] = {}
     for line in lines:
-        key = tuple(line[name] for name in names)
-        found.setdefault(key, {}).setdefault(line["bytes"], []).append(line["time_ns"])
+        if line["bytes"] and line["time_ns"] is not None:
+            key = tuple(line[name] for name in names)
+            found.setdefault(key, {}).setdefault(line["bytes"], []).append(line["time_ns"])
     return {
         key: (sorted(times), [median(times[size]) for size in sorted(times)])
         for key, times in found.items()

@@ -97,3 +97,16 @@ def test_without_another_plan_nothing_is_fitted(tmp_path: Path) -> None:
         if isinstance(each, Prediction) and each.test == "b several nodes"
     ]
     assert [[*step.constants.values()] for step in steps] == [[0.0]]
+
+
+def test_links_that_were_not_measured_do_not_count(tmp_path: Path) -> None:
+    documents = flat()
+    before = the_plan(documents, tmp_path / "before").stages[0]
+    for name in ("collectives", "p2p"):
+        table = documents[f"mist/{name}"]
+        for column in ("bytes", "time_ns"):
+            row = [*table["rows"][0]]
+            row[table["columns"].index(column)] = None
+            table["rows"].append(row)
+    after = the_plan(documents, tmp_path / "after").stages[0]
+    assert after.forward_ns == before.forward_ns
