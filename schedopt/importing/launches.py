@@ -87,7 +87,7 @@ def import_launch(
             )
         text = read_file(path)[0]
         if source == "megatron-args":
-            launch = read_megatron(text, chain, gpus, ignored)
+            launch = read_megatron(text, chain, gpus, path, ignored)
         elif source == "torchtitan-toml":
             launch = read_torchtitan(text, chain, gpus, path, ignored, config)
         else:

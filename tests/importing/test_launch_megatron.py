@@ -207,6 +207,24 @@ def test_what_a_condition_decides_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_files_that_the_script_sources_are_read(tmp_path: Path) -> None:
+    own = "PP=2\nARGS=(--pipeline-model-parallel-size 4)  # and so on\nsource ./run.sh\n"
+    (tmp_path / "plan.sh").write_text(own)
+    script = "source /opt/env/bin/activate\nsource plan.sh\nrun $MORE ${ARGS[@]} --seed $PP"
+    found = megatron(tmp_path, script)
+    assert found.launch.ranks == 4
+    assert found.notes == ("Not read, though the file sources them: /opt/env/bin/activate",)
+    gone = megatron(tmp_path, ". gone.sh\nrun --pipeline-model-parallel-size 4")
+    assert gone.notes == ("Not read, though the file sources them: gone.sh",)
+    (tmp_path / "plan.sh").write_text("A='")
+    assert_refused(
+        partial(megatron, tmp_path, script),
+        "line 1",
+        "a quote that begins before the end of line 1 never ends",
+        source=tmp_path / "plan.sh",
+    )
+
+
 def test_ignored_flags_are_left_out(tmp_path: Path) -> None:
     text = "--pipeline-model-parallel-size 4 --my-flag 3 --recompute-granularity selective"
     ignored = ("--my-flag", "recompute-granularity")

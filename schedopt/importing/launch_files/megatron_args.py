@@ -8,7 +8,8 @@ Megatron-LM, ``megatron/training/arguments.py`` for which arguments exclude each
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from schedopt.chain import Chain
@@ -57,7 +58,9 @@ STRATEGIES: Final[Mapping[str, Shard]] = {
 }
 
 
-def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] = ()) -> Launch:
+def read_megatron(
+    text: str, chain: Chain, gpus: int, path: Path, ignored: Collection[str] = ()
+) -> Launch:
     """Return what the arguments of Megatron-LM say of a step on so many GPUs.
 
     Parameters
@@ -67,6 +70,8 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
     chain : Chain
         Of the model, with micro-batches of any size.
     gpus : int
+    path : Path
+        Of the file: those that it sources lie beside it.
     ignored : collection of str
         Flags to leave out.
 
@@ -76,7 +81,7 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         For flags that contradict each other, that Megatron-LM or the chain do not allow, or that
         change the step or the memory in a way that a plan cannot.
     """
-    flags = read_flags(text, SWITCHES)
+    flags = read_flags(text, SWITCHES, path.parent)
     settings = Settings(flags.values, ignored, prefix="--", decided=flags.decided)
     settings.check_ignored((RANKS, TENSOR, CONTEXT, EXPERT, SIZE, BATCH))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
@@ -106,8 +111,14 @@ def read_megatron(text: str, chain: Chain, gpus: int, ignored: Collection[str] =
         microbatches=count,
         shard=shard if replicas * context > 1 else "none",
         recompute=recompute,
-        notes=settings.refuse_others("megatron"),
+        notes=(*settings.refuse_others("megatron"), *_say_missing(flags.missing)),
     )
+
+
+def _say_missing(names: Sequence[str]) -> Iterator[str]:
+    """Yield that files were not read."""
+    if names:
+        yield f"Not read, though the file sources them: {', '.join(names)}"
 
 
 def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: int) -> int:

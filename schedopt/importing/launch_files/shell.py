@@ -8,10 +8,12 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from schedopt.errors import InputError
+from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.settings import MOST, Contradiction
+from schedopt.importing.reading import read_file
 
 _SUM: Final = re.compile(r"\$\(\(([^()]{0,200})\)\)")
 _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
@@ -42,13 +44,16 @@ class Flags:
         By name, without the dashes. True: no value. `Contradiction`: it stands there twice.
     decided : collection of str
         Those that lie between ``if`` and ``fi``, or ``case`` and ``esac``.
+    missing : sequence of str
+        Files that the text sources, and that do not lie beside it.
     """
 
     values: Mapping[str, Any]
     decided: Collection[str] = ()
+    missing: Sequence[str] = ()
 
 
-def read_flags(text: str, switches: Collection[str] = ()) -> Flags:
+def read_flags(text: str, switches: Collection[str] = (), folder: Path | None = None) -> Flags:
     r"""Return the flags of a text with their values.
 
     Read are words as bash parts them, in arrays, quoted variables and quoted commands
@@ -64,13 +69,15 @@ def read_flags(text: str, switches: Collection[str] = ()) -> Flags:
     text : str
     switches : collection of str
         Flags that have no value.
+    folder : path, optional
+        Where the text lies: files that it sources by a relative path are read too.
 
     Raises
     ------
     InputError
         For quotes that do not end.
     """
-    script = _Script(switches)
+    script = _Script(switches, folder)
     pairs = [*_yaml(text)] or [*script.flags(text)]
     found: dict[str, list[Any]] = {}
     for name, value in pairs:
@@ -87,7 +94,7 @@ def read_flags(text: str, switches: Collection[str] = ()) -> Flags:
         name: values[0] if len(values) == 1 else Contradiction(values)
         for name, values in found.items()
     }
-    return Flags(once, script.decided)
+    return Flags(once, script.decided, script.missing)
 
 
 def _yaml(text: str) -> Iterator[tuple[str, Any]]:
@@ -117,18 +124,27 @@ class _Script:
     ----------
     switches : collection of str
         Flags that have no value.
+    folder : path, optional
+        Where it lies.
     variables : dict of str to str
         Those that the text sets.
     depth : int
         Of conditions around the place.
     decided : set of str
         Flags between ``if`` and ``fi``, or ``case`` and ``esac``.
+    sourced : set of path
+        Files that were read.
+    missing : list of str
+        Those that were not found.
     """
 
     switches: Collection[str]
+    folder: Path | None = None
     variables: dict[str, str] = field(default_factory=dict)
     depth: int = 0
     decided: set[str] = field(default_factory=set)
+    sourced: set[Path] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
 
     def flags(self, text: str) -> Iterator[tuple[str, Any]]:
         """Yield flags with their values."""
@@ -144,6 +160,9 @@ class _Script:
             behind, before = before, word
             if flag is None:
                 self.depth = max(0, self.depth + _DEPTHS.get(word, 0))
+            if flag is None and behind in ("source", "."):
+                yield from self._source(word)
+                continue
             if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
                 value = match[2]
                 if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
@@ -176,6 +195,18 @@ class _Script:
                 flag = None
         if flag is not None:
             yield flag, True
+
+    def _source(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Yield the flags of a file beside the text."""
+        written = self._expand(name)
+        path = None if self.folder is None else self.folder / written
+        if path is None or Path(written).is_absolute() or not path.is_file():
+            if written not in self.missing:
+                self.missing.append(written)
+        elif path not in self.sourced:
+            self.sourced.add(path)
+            with naming_file(path):
+                yield from self.flags(read_file(path)[0])
 
     def _set(self, name: str, value: str, *, decided: bool) -> None:
         """Keep the value of a variable; of one that a condition decides, that it is not known."""
