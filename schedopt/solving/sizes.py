@@ -78,7 +78,15 @@ def solve_sizes(
         To start from, for the size of its micro-batches.
     time_limit, stop, on_progress, options
         As of `schedopt.solve`.
+
+    Raises
+    ------
+    InputError
+        If none has micro-batches of the size of the initial plan.
     """
+    begun = initial.plan if isinstance(initial, Result) else initial
+    if begun is not None and len(problems) > 1:
+        _check_size(begun, problems)
     if len(problems) == 1:
         return solve_problem(
             problems[0],
@@ -89,9 +97,21 @@ def solve_sizes(
             **options,
         )
     search = _Sizes(stop, on_progress, options)
-    search.initial = initial.plan if isinstance(initial, Result) else initial
+    search.initial = begun
     with stopping_first(search.asked.set):
         return search.solve(problems, time_limit)
+
+
+def _check_size(initial: Plan, problems: Sequence[Problem]) -> None:
+    """Require a step with micro-batches as large as those of a plan to start from."""
+    sizes = [problem.chain.samples for problem in problems]
+    if initial.chain.samples not in sizes:
+        raise InputError(
+            f"the plan to start from has {initial.chain.samples} samples in a micro-batch, and the "
+            f"profile {' or '.join(map(str, sizes))}",
+            field="initial",
+            way_out="Start from a plan of one of these sizes, or profile the model with its own",
+        )
 
 
 class _Handle:

@@ -11,6 +11,7 @@ import pytest
 from schedopt import Chain, InputError, Layer, Platform, Profile, Result, Variant, check, solve
 from schedopt.problem import training_step
 from schedopt.solving import solve_problem
+from tests.refusals import assert_refused
 from tests.solvers.asking import plan_of
 
 
@@ -72,6 +73,22 @@ def test_the_best_size_is_found(answer: Result) -> None:
         assert size.microbatches == 8 // size.samples
         assert size.bound <= steps[size.samples]
         assert size.step_ns is None or size.step_ns >= plan.pattern.period_total_ns
+
+
+def test_no_answer_is_longer_than_the_plan_to_start_from(answer: Result) -> None:
+    again = solve(PROFILE, machine(), batch=8, time_limit=1e-3, initial=answer)
+    assert plan_of(again).pattern.period_total_ns <= plan_of(answer).pattern.period_total_ns
+
+
+def test_a_plan_to_start_from_has_one_of_the_sizes(answer: Result) -> None:
+    own = plan_of(answer).chain.samples
+    others = [one for one in PROFILE.variants if one.chain.samples != own]
+    sizes = " or ".join(str(one) for one in PROFILE.sizes if one != own)
+    assert_refused(
+        lambda: solve(Profile(variants=tuple(others)), machine(), batch=8, initial=answer),
+        "initial",
+        f"the plan to start from has {own} samples in a micro-batch, and the profile {sizes}",
+    )
 
 
 def test_the_gap_is_that_to_the_best_of_all_sizes(answer: Result) -> None:
