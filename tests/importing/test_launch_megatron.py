@@ -300,6 +300,11 @@ REFUSED = [
      "expert-tensor-parallel-size", "2, and --tensor-model-parallel-size is 1: experts lie in"),
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
+    # What goes with a refused flag says nothing by itself.
+    (f"{P2} --optimizer-offload-fraction 0.5 --optimizer-cpu-offload", "optimizer-cpu-offload",
+     "moves what lies on a GPU elsewhere"),
+    (f"{P2} --wgrad-deferral-limit 3 --defer-embedding-wgrad-compute",
+     "defer-embedding-wgrad-compute", "runs the halves of a backward apart"),
     (f"{P2} --use-torch-fsdp2", "use-torch-fsdp2", "shares more among replicas"),
     (f"{P2} --data-parallel-sharding-strategy optim", "data-parallel-sharding-strategy",
      "is for --use-megatron-fsdp"),
