@@ -4,10 +4,11 @@ The published steps come first. Then several allocations are tried: an even spli
 those that the exact contiguous dynamic programme finds at several steady periods, for the best
 steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least period
 (stages that share a GPU by the best pattern for k = 1), started as soon as possible, and scored by
-its makespan. So is every plan that the solvers for the steady state find, with all that is allowed,
-in a share of the time. Then the order of the best is searched and proven by the order model, with
-a last constraint: that all m end before the next step begins. Where there are few allocations, so
-is that of every other one.
+its makespan. Where stages may lie anywhere, a compiled annealing moves layers from GPU to GPU in a
+share of the time. Every plan that the solvers for the steady state find is scored, too, with all
+that is allowed, in a share of the time. Then the order of the best is searched and proven by the
+order model, with a last constraint: that all m end before the next step begins. Where there are few
+allocations, so is that of every other one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
 from schedopt.solving.enumeration import every_allocation
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.models.bisection import bisect_period, query_model
 from schedopt.solving.models.given_allocation import GivenAllocation
 from schedopt.solving.models.order_model import OrderModel
@@ -42,7 +44,7 @@ from schedopt.solving.run import Run
 from schedopt.solving.shared_links import best_plan
 from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
-from schedopt.systems.steps import published_step
+from schedopt.systems.steps import published_step, without_updates
 
 STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
 """Steady periods at which allocations are looked for, over the least."""
@@ -50,8 +52,10 @@ MOST_TRIED: Final = 4
 """Allocations whose whole step is made, the most promising first."""
 LONGEST_STEADY: Final = 2
 """The k up to which steady plans are looked for."""
+SHARE_OF_PLACED: Final = 0.5
+"""Of the time that is left, for layers that move from GPU to GPU."""
 SHARE: Final = 0.5
-"""Of the time that is left, for steady plans."""
+"""Of the time that is left then, for steady plans."""
 PUBLISHED: Final = ("one_f_one_b_flush", "interleaved", "zero_bubble")
 """Systems whose step has one GPU for each stage."""
 MOST_PUBLISHED: Final = 4096
@@ -88,6 +92,8 @@ def solve(problem: Problem, run: Run) -> None:
         if impossible is not None:
             run.report_infeasible(impossible)
             return
+    if problem.scope.allocation == "general":
+        COMPILATIONS["flush_search"].start()
     _report_published(problem, count, run)
     plans: list[Plan] = []
     for stages in _allocations(steady, run):
@@ -101,6 +107,8 @@ def solve(problem: Problem, run: Run) -> None:
             run.report_infeasible(proof)
         return
     _report_best(plans, problem, run)
+    if problem.scope.allocation == "general" and not run.settled():
+        report_placed(problem, run)
     if not run.settled():
         _report_best(_found_steady(steady, count, run), problem, run)
     best = run.best() or (plans[0] if plans else None)
@@ -144,6 +152,22 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
         with suppress(InputError):
             step = published_step(name, problem.chain, problem.platform, count)
             run.report_if_valid(replace(step, scope=problem.scope))
+
+
+def report_placed(problem: Problem, run: Run) -> None:
+    """Report the steps of layers that move from GPU to GPU, if what searches them is there."""
+    # It searches parts of jobs by steps of this solver.
+    from schedopt.solvers.fold_search import PlacedFolds
+
+    compilation = COMPILATIONS["flush_search"]
+    if compilation.is_under_way() or not compilation.wait(run, late=False):
+        return
+    chain = problem.chain
+    plain = replace(chain, layers=tuple(map(without_updates, chain.layers)), copied=())
+    placed = PlacedFolds(replace(problem, chain=plain), run)
+    for plan in placed.propose(run, SHARE_OF_PLACED):
+        if problem.scope.period_ns is None or plan.pattern.period <= problem.scope.period_ns:
+            run.report_if_valid(replace(plan, chain=chain))
 
 
 def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, solve
+from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check, solve
 from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
@@ -199,3 +199,29 @@ def test_no_allocation_has_a_shorter_step(
         assert (result.status in ("optimal", "feasible")) == bool(found)
         return
     assert (result.status == "optimal") == bool(found)
+
+
+def test_layers_move_from_gpu_to_gpu() -> None:
+    # On contiguous stages one of two GPUs has 6 ns of work for each micro-batch, 48 ns in all;
+    # with the outer layers on one GPU and the middle one on the other both have 4 ns.
+    chain = Chain(layers=(layer(1, 1, 1), layer(2, 2, 1), layer(1, 1, 1)))
+    scope = steps(8, allocation="general", memory="peak")
+    problem = Problem(chain=chain, platform=Platform(2, 100), scope=scope)
+    run = Run(problem, work_limit=200)
+    step.report_placed(problem, run)
+    plan = run.best()
+    assert plan is not None
+    assert plan.costs == chain
+    assert check(plan) == ()
+    assert 8 * 4 <= plan.pattern.period_total_ns < 8 * 6
+
+
+@pytest.mark.parametrize(("asked", "found"), [(3, False), (6, True)])
+def test_steps_whose_layers_move_are_as_short_as_was_asked(asked: int, found: bool) -> None:
+    chain = Chain(layers=(layer(1, 1, 1), layer(2, 2, 1), layer(1, 1, 1)))
+    scope = steps(8, allocation="general", memory="peak", period_ns=asked)
+    problem = Problem(chain=chain, platform=Platform(2, 100), scope=scope)
+    run = Run(problem, work_limit=200)
+    step.report_placed(problem, run)
+    assert (run.best() is not None) == found
+    assert (run.period() or 0) <= asked
