@@ -31,6 +31,7 @@ from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
 from schedopt.solvers.even_split import even_split
 from schedopt.solvers.next_fit import next_fit
 from schedopt.solvers.periodic import best_pattern, prove_impossible
+from schedopt.solvers.placed_folds import PlacedFolds
 from schedopt.solving.enumeration import every_allocation
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.models.bisection import bisect_period, query_model
@@ -156,9 +157,6 @@ def _report_published(problem: Problem, count: int, run: Run) -> None:
 
 def report_placed(problem: Problem, run: Run) -> None:
     """Report the steps of layers that move from GPU to GPU, if what searches them is there."""
-    # It searches parts of jobs by steps of this solver.
-    from schedopt.solvers.fold_search import PlacedFolds
-
     compilation = COMPILATIONS["flush_search"]
     if compilation.is_under_way() or not compilation.wait(run, late=False):
         return

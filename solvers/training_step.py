@@ -28,11 +28,12 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
-from schedopt.solvers.fold_search import PlacedFolds, list_folds, needed_s
+from schedopt.solvers.fold_search import needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
 from schedopt.solvers.grid_steps import propose as propose_steps
 from schedopt.solvers.looped_steps import propose as propose_loops
+from schedopt.solvers.placed_folds import PlacedFolds, list_folds
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.short_steps import propose as propose_short
 from schedopt.solvers.step_proposals import propose_stages

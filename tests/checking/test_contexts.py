@@ -21,7 +21,7 @@ from schedopt.problem import training_step, widest_step
 from schedopt.profile import Profile, Variant
 from schedopt.running.job import Job
 from schedopt.simulation import simulate
-from schedopt.solvers.fold_search import list_folds
+from schedopt.solvers.placed_folds import list_folds
 from schedopt.solving import solve_problem
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.replicas.layout import lay_out_turns

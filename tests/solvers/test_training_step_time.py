@@ -14,7 +14,7 @@ from schedopt import Chain, Plan, Platform, Problem, check
 from schedopt.bench.hybrid import ask, memory_at
 from schedopt.families import random_chain
 from schedopt.problem import training_step, widest_step
-from schedopt.solvers import fold_search, grid_steps, step_reports
+from schedopt.solvers import fold_search, grid_steps, placed_folds, step_reports
 from schedopt.solvers import training_step as solver
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
@@ -163,7 +163,7 @@ def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
 def test_layers_that_move_make_steps_of_folds() -> None:
     problem = problem_of(4)
     found = [
-        [*fold_search.PlacedFolds(problem, run).propose(run)]
+        [*placed_folds.PlacedFolds(problem, run).propose(run)]
         for run in (Run(problem, work_limit=300), Run(problem, work_limit=300))
     ]
     assert found[0]
@@ -175,11 +175,11 @@ def test_layers_move_on_from_the_best_step(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(FlushSearch, "starts", lambda _: iter(()))
     problem = problem_of(4)
     run = Run(problem, work_limit=50)
-    assert not [*fold_search.PlacedFolds(problem, run).propose(run)]
+    assert not [*placed_folds.PlacedFolds(problem, run).propose(run)]
     alone = [Stage(layers=(n, n), gpus=(n,)) for n in range(4)]
     turns = [*one_f_one_b_order(4, 4)]
     run.report(lay_out_turns(problem, alone, turns))
-    placed = fold_search.PlacedFolds(problem, run)
+    placed = placed_folds.PlacedFolds(problem, run)
     for plan in placed.propose(run):
         run.report(plan)
     best = run.best()
