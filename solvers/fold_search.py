@@ -14,7 +14,7 @@ from typing import Final
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers.placed_folds import list_folds, part_of, unfold
-from schedopt.solvers.step import solve as solve_step
+from schedopt.solvers.step import search as search_step
 from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks
 from schedopt.solving.run import Run
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -61,7 +61,8 @@ def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iter
         part = run.subrun(inner, share, each)
         part.clock.shorten(_whole_s(problem, fold))
         part.begin("step")
-        solve_step(inner, part)
+        # The layers of folds have moved already.
+        search_step(inner, part, moves=False)
         best = part.best()
         if best is not None:
             operations = sorted(best.pattern.operations, key=attrgetter("start_ns"))

@@ -70,7 +70,15 @@ WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
 
 def solve(problem: Problem, run: Run) -> None:
-    """Report the shortest step found, and its proof for an allocation that is given.
+    """Report the shortest step found, and its proof for an allocation that is given: see `search`.
+
+    Where stages may lie anywhere layers also move from GPU to GPU.
+    """
+    search(problem, run, moves=problem.scope.allocation == "general")
+
+
+def search(problem: Problem, run: Run, *, moves: bool) -> None:
+    """Report the shortest step found; layers move from GPU to GPU only if it is said.
 
     Raises
     ------
@@ -93,7 +101,7 @@ def solve(problem: Problem, run: Run) -> None:
         if impossible is not None:
             run.report_infeasible(impossible)
             return
-    if problem.scope.allocation == "general":
+    if moves:
         COMPILATIONS["flush_search"].start()
     _report_published(problem, count, run)
     plans: list[Plan] = []
@@ -108,7 +116,7 @@ def solve(problem: Problem, run: Run) -> None:
             run.report_infeasible(proof)
         return
     _report_best(plans, problem, run)
-    if problem.scope.allocation == "general" and not run.settled():
+    if moves and not run.settled():
         report_placed(problem, run)
     if not run.settled():
         _report_best(_found_steady(steady, count, run), problem, run)
