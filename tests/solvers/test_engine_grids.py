@@ -187,7 +187,7 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
         yield plan
 
 
-@trials(300, by_day=20)
+@trials(1000, by_day=20)
 @given(steps())
 def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     result = solve_problem(problem, time_limit=None, gap=0, workers=1)
