@@ -303,6 +303,42 @@ def test_shares_of_a_tensor_group_that_are_rounded_up_may_make_a_step_longer() -
     assert result.plan.pattern.period_total_ns == result.lower_bound == 6 + 2 * 10
 
 
+def test_an_update_of_hardly_anything_is_not_shared() -> None:
+    one = Layer(
+        forward_ns=1,
+        backward_ns=1,
+        weight_bytes=0,
+        parameter_bytes=0,
+        gradient_bytes=0,
+        optimizer_bytes=0,
+        activation_bytes=0,
+        saved_bytes=0,
+        workspace_bytes=1,
+        update_ns=0,
+    )
+    chain = Chain(
+        layers=(
+            replace(one, name="embed"),
+            replace(one, name="layers.0"),
+            replace(one, name="head", update_ns=1),
+        ),
+        input_bytes=1,
+    )
+    scope = Scope(
+        allocation="general",
+        max_k=None,
+        memory="peak",
+        replicas=None,
+        shard="optimizer",
+        engine="megatron",
+    )
+    problem = training_step(chain, two_nodes(1, 10), 2, scope)
+    result = solve_problem(problem, time_limit=None, gap=0, workers=1)
+    # Six operations and the update, 1 ns each; a share of it is as long, and then weights go round.
+    assert result.plan is not None
+    assert result.plan.pattern.period_total_ns == 7
+
+
 @trials(100)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 def test_what_ranks_hold_is_known_from_the_first_rounds(
