@@ -221,9 +221,13 @@ def test_patterns_are_searched_down_to_the_bound_of_their_length() -> None:
     search = LocalSearch(problem, run, 1)
     assert search._open_for() == [1, 2]
     assert [search._low(k) for k in (1, 2)] == [6, 10]
-    run.report(plan_of([Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,))], problem))
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,))]
+    run.report(plan_of(stages, problem))
     assert run.period() == 6
     assert search._open_for() == [2]
+    # From given stages it looks for patterns of one micro-batch, of which none is shorter.
+    assert not [*search.improve(stages)]
+    assert search.placements == 0
 
 
 def test_an_annealing_looks_no_farther_than_halfway_to_the_bound() -> None:

@@ -189,7 +189,7 @@ class LocalSearch:
     def improve(self, stages: Sequence[Stage]) -> Iterator[Plan]:
         """Yield the plan of one short annealing from stages, if it is better than the best."""
         steps = min(self.params.shortest, self._steps(longest=False))
-        if self._is_done() or not (steps and self._open_for()):
+        if self._is_done() or not steps or 1 not in self._open_for():
             return
         worker, plan = self.workers[0], self.params.schedule(0, steps, self._low(1))
         self._prepare(worker, stages, plan, 1, self.run.period())
