@@ -136,6 +136,33 @@ def test_the_only_function_needs_no_name(tmp_path: Path) -> None:
          "functions begin with each other"),
         ("def a() -> Trainer.Config:\n    config = Trainer.Config()\n", None, "line 1",
          "it returns nothing"),
+        # Sections and sizes that conditions, loops and calls change.
+        (BEGIN + "    part = config.training\n    if BIG:\n        part.local_batch_size = 2\n"
+         "    return config\n", None, "line 4", "more than assignments decides"),
+        (BEGIN + "    part = config.training\n    part.local_batch_size *= 2\n    return config\n",
+         None, "line 4", "more than assignments decides"),
+        (BEGIN + "    part = config.training\n    change(part)\n    return config\n", None,
+         "change(part)", "it is unknown here"),
+        (BEGIN + "    _ = change(config)\n    return config\n", None, "change(config)",
+         "it is unknown here"),
+        (BEGIN + "    vars(config.training)['local_batch_size'] = 1\n    return config\n", None,
+         "line 3", "it changes what was made before"),
+        ("def a() -> Trainer.Config:\n    b = TrainingConfig()\n    change(b)\n"
+         "    return Trainer.Config(training=b)\n", None, "line 3", "it may change what was made"),
+        (BEGIN + "    size = 1\n    if BIG:\n        size = 2\n"
+         "    config.training.local_batch_size = size\n    return config\n", None,
+         "training.local_batch_size", "'size' is not a whole number"),
+        ("SIZE = 1\nfor SIZE in (1, 2):\n    pass\n" + BEGIN
+         + "    config.training.local_batch_size = SIZE\n    return config\n", None,
+         "training.local_batch_size", "'SIZE' is not a whole number"),
+        ("SIZE = 1\nSIZE *= 2\n" + BEGIN
+         + "    config.training.local_batch_size = SIZE\n    return config\n", None,
+         "training.local_batch_size", "'SIZE' is not a whole number"),
+        (BEGIN + "    config.training = TrainingConfig(1, 2)\n    return config\n", None, "line 3",
+         "it gives settings without their names"),
+        ("def _b(size=1) -> Trainer.Config:\n    return Trainer.Config()\n"
+         "def a() -> Trainer.Config:\n    return _b(**SIZES)\n", None, "line 4",
+         "it unpacks arguments"),
         ("x = 3\n", None, "", "no function without parameters returns a Trainer.Config"),
         ("x = 3\n", "a", "config", "no function 'a' returns a configuration"),
     ],

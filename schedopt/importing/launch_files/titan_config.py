@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from schedopt.errors import InputError
-from schedopt.importing.launch_files.python_values import dotted, parse, read_assignments, value_of
+from schedopt.importing.launch_files.python_values import (
+    Code,
+    dotted,
+    parse,
+    read_assignments,
+    value_of,
+)
 from schedopt.validation import show
 
 CHECKPOINT: Final = "activation_checkpoint"
@@ -76,9 +82,12 @@ def read_configuration(text: str, name: str | None = None) -> dict[str, Any]:
             else "Give the file that has it",
         )
     values: dict[str, Any] = {}
-    for target, expression in _assigned(tree.body):
-        if isinstance(target, ast.Name):
-            values[target.id] = value_of(expression, values, {})
+    for statement in tree.body:
+        pairs = [*_assigned([statement])]
+        for target, expression in pairs:
+            if isinstance(target, ast.Name):
+                values[target.id] = value_of(expression, values, {})
+        values |= {} if pairs else _undecided(statement)
     found = _Function(functions, values).call(name, ast.Call(ast.Name(name), [], []))
     if not any(key.split(".")[0] == CHECKPOINT for key in found):
         found |= _SELECTIVE
@@ -136,7 +145,10 @@ def _arguments(parameters: ast.arguments, call: ast.Call) -> Iterator[tuple[str,
         if default is not None:
             yield one.arg, default
     yield from zip(names, call.args, strict=False)
-    yield from ((one.arg, one.value) for one in call.keywords if one.arg is not None)
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            _refuse(call, "it unpacks arguments (**)", "Write out their names")
+        yield keyword.arg, keyword.value
 
 
 def _assigned(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -147,6 +159,14 @@ def _assigned(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield from _parts(target, statement.value)
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
             yield statement.target, statement.value
+
+
+def _undecided(statement: ast.stmt) -> dict[str, Code]:
+    """Return the names that a statement may set otherwise than by an assignment, as not known."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {}
+    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {node.id: Code(node.id) for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def _parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -215,6 +235,8 @@ class _Function:
         path = dotted(target, self.aliases) or ""
         if path.startswith(f"{self.own}.") and self.own:
             self._put(path.removeprefix(f"{self.own}."), expression)
+        elif not path and self._touches(target):
+            _refuse(target, "it changes what was made before", "Assign to its settings by name")
         elif isinstance(target, ast.Name):
             told = dotted(expression, self.aliases) or ""
             if self.own and f"{told}.".startswith(f"{self.own}."):
@@ -224,10 +246,29 @@ class _Function:
             elif target.id == self.own:
                 _refuse(target, "the configuration is made elsewhere", "Assign to its settings")
             else:
+                if self._is_given_away(expression):
+                    self._keep_call(expression)
                 self.nodes[target.id] = expression
                 self.values[target.id] = value_of(expression, self._known(), self.aliases)
         elif _is_configuration(self.nodes.get(path.partition(".")[0])):
             _refuse(target, "it changes what was made before", "Give it where that is made")
+
+    def _touches(self, node: ast.AST) -> bool:
+        """Whether a part of a text names the configuration, or a section of one."""
+        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        sections = {name for name, made in self.nodes.items() if _is_configuration(made)}
+        return bool(names & {self.own, *self.aliases, *sections})
+
+    def _is_given_away(self, node: ast.expr) -> bool:
+        """Whether a call, which may change it, is given the configuration."""
+        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+        return not _is_configuration(node) and any(map(self._touches, calls))
+
+    def _keep_call(self, node: ast.expr) -> None:
+        """Keep by its text a call that may change the configuration, as a setting not known."""
+        if not self.own:
+            _refuse(node, "it may change what was made before", "Leave it out of the function")
+        self.found[ast.unparse(node)] = True
 
     def _known(self) -> dict[str, Any]:
         """Return the values of names and settings."""
@@ -245,6 +286,7 @@ class _Function:
             return self.call(callee, node)
         if not callee.endswith(_WHOLE):
             return None
+        _refuse_unnamed(node)
         inner = replace(self, own="", found={})
         for keyword in node.keywords:
             inner._put(keyword.arg or f"**{ast.unparse(keyword.value)}", keyword.value)
@@ -265,6 +307,8 @@ class _Function:
         elif path == "optimizer" and "InBackward" in kind:
             self.found["optimizer.early_step_in_backward"] = True
         if isinstance(node, ast.Call) and _is_configuration(node):
+            if path in _SECTIONS:
+                _refuse_unnamed(node)
             for keyword in node.keywords:
                 inner = keyword.arg or f"**{ast.unparse(keyword.value)}"
                 self._put(f"{path}.{inner}", keyword.value)
@@ -275,18 +319,25 @@ class _Function:
 
     def _pass(self, statement: ast.stmt) -> None:
         """Refuse what may change the configuration by conditions and loops; keep calls by name."""
-        nodes = [*ast.walk(statement)]
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
         if isinstance(statement, ast.Assert | ast.FunctionDef):
             return
-        if isinstance(statement, ast.Expr) and self.own in names:
-            self.found[ast.unparse(statement.value)] = True
-        elif self.own in names or any(isinstance(node, ast.Return) for node in nodes):
+        touches = self._touches(statement)
+        if isinstance(statement, ast.Expr) and touches:
+            self._keep_call(statement.value)
+        elif touches or any(isinstance(node, ast.Return) for node in ast.walk(statement)):
             _refuse(
                 statement,
                 "more than assignments decides what the configuration is",
                 "Write what it comes to: config.parallelism.tensor_parallel_degree = 8",
             )
+        undecided = _undecided(statement)
+        self.values |= undecided
+        self.nodes = {name: node for name, node in self.nodes.items() if name not in undecided}
+
+
+def _refuse_unnamed(call: ast.Call) -> None:
+    if call.args:
+        _refuse(call, "it gives settings without their names", "Write NAME=VALUE for each")
 
 
 def _refuse(node: ast.stmt | ast.expr, rule: str, way_out: str) -> NoReturn:
