@@ -163,6 +163,9 @@ def test_the_only_function_needs_no_name(tmp_path: Path) -> None:
         ("def _b(size=1) -> Trainer.Config:\n    return Trainer.Config()\n"
          "def a() -> Trainer.Config:\n    return _b(**SIZES)\n", None, "line 4",
          "it unpacks arguments"),
+        # Longer than Python's stack is deep.
+        (BEGIN + f"    config.training.local_batch_size = {'2 * ' * 600}1\n    return config\n",
+         None, "line 3", "parts lie within each other"),
         ("x = 3\n", None, "", "no function without parameters returns a Trainer.Config"),
         ("x = 3\n", "a", "config", "no function 'a' returns a configuration"),
     ],

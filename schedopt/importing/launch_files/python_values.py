@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from schedopt.errors import InputError
+
+DEEPEST: Final = 150
+"""Parts of a text within each other: with more Python's stack may not do to look at them."""
 
 
 class Code(str):
@@ -40,14 +43,25 @@ def parse(text: str) -> ast.Module:
     Raises
     ------
     InputError
-        If it is no Python.
+        If it is no Python, or an expression of more than 150 terms or so.
     """
     try:
-        return ast.parse(text)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise InputError(
             f"it is no Python: {error}", way_out="Give the file as schedopt export wrote it"
         ) from None
+    level: list[ast.AST] = [tree]
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        line = next((node.lineno for node in level if hasattr(node, "lineno")), 1)
+        raise InputError(
+            f"parts lie within each other, more than {DEEPEST} deep",
+            field=f"line {line}",
+            way_out="Write shorter expressions",
+        )
+    return tree
 
 
 def read_assignments(text: str) -> dict[str, Any]:
