@@ -104,6 +104,10 @@ QUOTED = {
         {"seed": "3"},
     "TP=1; PP=2\n[ $BIG ] && TP=8\n[ $BIG ] || PP=2\nrun --tp $TP --pp $PP --bf16 || exit 1":
         {"tp": "$TP", "pp": "2", "bf16": True},
+    # What else sets a variable makes it another one.
+    "A=1; for A in 2 4; do\nB=1\nread B\nC=2; ((C *= 2)); D=1; D+=6\nunset E\n"
+    "run --tp $A --pp $B --cp $C --dp $D --ep ${E:-1}; done":
+        {"tp": "$A", "pp": "$B", "cp": "$C", "dp": "16", "ep": "$E"},
     # A comment ends with its line, whatever stands at the end; a # in a word is none.
     "run \\\n  --seed 1 \\\n  --name a#b \\\n  --bf16\n(\n  # --seed 2 \\\n  --lr 3 # it's \\\n)":
         {"seed": "1", "name": "a#b", "bf16": True, "lr": "3"},

@@ -15,6 +15,11 @@ from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.settings import MOST, Contradiction
 from schedopt.importing.reading import read_file
 
+_ARITHMETIC: Final = re.compile(r"\(\([^()]{0,200}\)\)")
+_COUNTED: Final = re.compile(r"([A-Za-z_]\w*)(?:[-+*/%]?=(?!=)|\+\+|--)")
+"""A variable that arithmetic sets."""
+_SETTERS: Final = ("for", "read", "select", "unset")
+"""Words before the name of a variable that becomes another one."""
 _SUM: Final = re.compile(r"\$\(\(([^()]{0,200})\)\)")
 _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -163,12 +168,17 @@ class _Script:
             if flag is None and behind in ("source", "."):
                 yield from self._source(word)
                 continue
+            if flag is None:
+                self._forget(word, behind)
             if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
                 value = match[2]
                 if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
                     yield from self.flags(value)
                     continue
-                self._set(match[1], self._expand(value), decided=behind in ("&&", "||"))
+                known = self._expand(value)
+                if word[match.end(1)] == "+":
+                    known = self.variables.get(match[1], "") + known
+                self._set(match[1], known, decided=behind in ("&&", "||"))
                 word = value.removeprefix("(") if value.startswith("(") else ""
             closed = word.count(")") > word.count("(")
             if closed:
@@ -208,6 +218,13 @@ class _Script:
             with naming_file(path):
                 yield from self.flags(read_file(path)[0])
 
+    def _forget(self, word: str, behind: str) -> None:
+        """Make those variables unknown that a loop, `read`, `unset` or arithmetic sets."""
+        names = [word] if behind in _SETTERS else []
+        if word.startswith("(("):
+            names += _COUNTED.findall(word)
+        self.variables |= {name: f"${name}" for name in names}
+
     def _set(self, name: str, value: str, *, decided: bool) -> None:
         """Keep the value of a variable; of one that a condition decides, that it is not known."""
         other = self.variables.get(name, value) != value
@@ -229,7 +246,7 @@ class _Script:
 def _split(text: str) -> list[str]:
     """Return the words of a text."""
     text = _PRINTED.sub("", _one_line_each(text))
-    text = _SUM.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), text)
     reader = shlex.shlex(text, posix=True)
     reader.whitespace_split, reader.commenters = True, ""
     try:
