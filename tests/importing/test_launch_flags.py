@@ -141,7 +141,36 @@ run --tp $TP --pp $PP --new $NEW
         "pp": "2",
         "new": "3",
     }
-    assert found.decided == {"use-distributed-optimizer", "split"}
+    assert found.decided == {"use-distributed-optimizer", "split", "new"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ $A ] && X+=(--bf16 --seed 1)\nrun ${X[@]} --tp 2",
+        '[ $A ] || X="--bf16 --seed 1"\nrun $X --tp 2',
+        "if [ $A ]; then B=1; X=--bf16; fi\nC=$((B * 1))\nrun $X --seed $C --tp 2",
+    ],
+)
+def test_what_a_short_condition_decides_is_told(text: str) -> None:
+    found = read_flags(text, {"bf16"})
+    assert found.values == {"bf16": True, "seed": "1", "tp": "2"}
+    assert found.decided == {"bf16", "seed"}
+
+
+def test_what_a_script_is_started_with_is_told() -> None:
+    text = """
+[ -n "$DATA" ] || exit 1
+OWN_ARGS="--seed 1"
+run $OWN_ARGS ${LATER_ARGS[@]} --tp ${TP:-2} $EXTRA_ARGS ${MORE_OPTS[@]} --bf16 ${D:+--lr 1} "$@"
+run ${E:---on} ${F:-"--pp 3 --cp 4"}
+LATER_ARGS=()
+"""
+    found = read_flags(text, {"bf16", "on"})
+    assert found.values == {
+        "seed": "1", "tp": "2", "bf16": True, "on": True, "pp": "3", "cp": "4",
+    }  # fmt: skip
+    assert found.unread == ["$EXTRA_ARGS", "${MORE_OPTS[@]}", "${D:+--lr", "$@"]
 
 
 def test_a_file_without_flags_is_refused() -> None:

@@ -213,7 +213,10 @@ def test_files_that_the_script_sources_are_read(tmp_path: Path) -> None:
     script = "source /opt/env/bin/activate\nsource plan.sh\nrun $MORE ${ARGS[@]} --seed $PP"
     found = megatron(tmp_path, script)
     assert found.launch.ranks == 4
-    assert found.notes == ("Not read, though the file sources them: /opt/env/bin/activate",)
+    assert found.notes == (
+        "Not read, though the file sources them: /opt/env/bin/activate",
+        "Not read, as the file does not set them: $MORE",
+    )
     gone = megatron(tmp_path, ". gone.sh\nrun --pipeline-model-parallel-size 4")
     assert gone.notes == ("Not read, though the file sources them: gone.sh",)
     (tmp_path / "plan.sh").write_text("A='")

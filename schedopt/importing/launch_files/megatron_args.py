@@ -17,7 +17,7 @@ from schedopt.engine import recomputable_units
 from schedopt.errors import InputError
 from schedopt.importing.launch_files.launch import Launch, Layers
 from schedopt.importing.launch_files.settings import Settings
-from schedopt.importing.launch_files.shell import read_flags
+from schedopt.importing.launch_files.shell import Flags, read_flags
 from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunks, units_within
 from schedopt.megatron_layout import LayoutChunk, read_layout
 from schedopt.stage import Shard
@@ -111,14 +111,16 @@ def read_megatron(
         microbatches=count,
         shard=shard if replicas * context > 1 else "none",
         recompute=recompute,
-        notes=(*settings.refuse_others("megatron"), *_say_missing(flags.missing)),
+        notes=(*settings.refuse_others("megatron"), *_say_unread(flags)),
     )
 
 
-def _say_missing(names: Sequence[str]) -> Iterator[str]:
-    """Yield that files were not read."""
-    if names:
-        yield f"Not read, though the file sources them: {', '.join(names)}"
+def _say_unread(flags: Flags) -> Iterator[str]:
+    """Yield that files, and what a script is started with, were not read."""
+    if flags.missing:
+        yield f"Not read, though the file sources them: {', '.join(flags.missing)}"
+    if flags.unread:
+        yield f"Not read, as the file does not set them: {', '.join(flags.unread)}"
 
 
 def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: int) -> int:

@@ -36,6 +36,14 @@ _DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
 _PRINTED: Final = re.compile(r"""^[ \t]*echo[ \t]+("[^"\n]*"|'[^'\n]*')[ \t]*$""", re.MULTILINE)
 """What a script says to its user."""
 _DEPTHS: Final = {"if": 1, "case": 1, "fi": -1, "esac": -1}
+_DEFAULT: Final = re.compile(r"\$\{\w+:?[-=][\"']?--[A-Za-z].*\}", re.DOTALL)
+"""A variable whose default is a flag."""
+_UNREAD: Final = re.compile(
+    r"\$(?:[@*]|\{[@*][^}]*\}|\{?(\w*(?:ARG|OPT|FLAG|EXTRA|MORE|PARAM)\w*)(?:\[[@*]\])?\}?"
+    r"|\{\w+:?[-+=][\"']?--[A-Za-z].*)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What may be flags when a script runs, by the names that people give them."""
 _FLAG: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
 
 
@@ -48,14 +56,18 @@ class Flags:
     values : mapping
         By name, without the dashes. True: no value. `Contradiction`: it stands there twice.
     decided : collection of str
-        Those that lie between ``if`` and ``fi``, or ``case`` and ``esac``.
+        Those that lie between ``if`` and ``fi``, or ``case`` and ``esac``, or behind ``&&``, and
+        those whose value does.
     missing : sequence of str
         Files that the text sources, and that do not lie beside it.
+    unread : sequence of str
+        Words that may be flags once the text runs, such as ``$@`` or ``$EXTRA_ARGS``.
     """
 
     values: Mapping[str, Any]
     decided: Collection[str] = ()
     missing: Sequence[str] = ()
+    unread: Sequence[str] = ()
 
 
 def read_flags(text: str, switches: Collection[str] = (), folder: Path | None = None) -> Flags:
@@ -99,7 +111,8 @@ def read_flags(text: str, switches: Collection[str] = (), folder: Path | None = 
         name: values[0] if len(values) == 1 else Contradiction(values)
         for name, values in found.items()
     }
-    return Flags(once, script.decided, script.missing)
+    unread = [word for word, name in script.unread.items() if name not in script.assigned]
+    return Flags(once, script.decided, script.missing, unread)
 
 
 def _yaml(text: str) -> Iterator[tuple[str, Any]]:
@@ -136,7 +149,13 @@ class _Script:
     depth : int
         Of conditions around the place.
     decided : set of str
-        Flags between ``if`` and ``fi``, or ``case`` and ``esac``.
+        Flags that a condition decides, or their values.
+    conditional : set of str
+        Variables that a condition sets, or not.
+    assigned : set of str
+        All variables that the text sets.
+    unread : dict of str to str
+        Words that may be flags, and the variable that each is.
     sourced : set of path
         Files that were read.
     missing : list of str
@@ -148,6 +167,9 @@ class _Script:
     variables: dict[str, str] = field(default_factory=dict)
     depth: int = 0
     decided: set[str] = field(default_factory=set)
+    conditional: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
+    unread: dict[str, str] = field(default_factory=dict)
     sourced: set[Path] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
 
@@ -161,6 +183,7 @@ class _Script:
     def _pairs(self, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         flag: str | None = None
         before = ""
+        guarded = 0
         for word in (word.rstrip(";") for word in words):
             behind, before = before, word
             if flag is None:
@@ -172,17 +195,24 @@ class _Script:
                 self._forget(word, behind)
             if flag is None and (match := _SET.fullmatch(word)) and not word.startswith("-"):
                 value = match[2]
+                self.assigned.add(match[1])
+                guarded = int(behind in ("&&", "||"))
+                self.depth += guarded
                 if re.search(r"(?:^|\s)--?[a-z]", value) and not value.startswith("("):
                     yield from self.flags(value)
+                    self.depth -= guarded
                     continue
-                known = self._expand(value)
-                if word[match.end(1)] == "+":
-                    known = self.variables.get(match[1], "") + known
-                self._set(match[1], known, decided=behind in ("&&", "||"))
+                self._set(match[1], value, adds=word[match.end(1)] == "+")
+                if not value.startswith("("):
+                    self.depth -= guarded
                 word = value.removeprefix("(") if value.startswith("(") else ""
             closed = word.count(")") > word.count("(")
             if closed:
                 word = word.removesuffix(")")
+            if _DEFAULT.fullmatch(word):
+                word = self._expand(word)
+            elif unread := _UNREAD.fullmatch(word):
+                self.unread[word] = unread[1] or ""
             if _FLAG.search(word) and re.search(r"\s", word):
                 # A command in quotes, or a flag and its value that bash parts where they are used.
                 if flag is not None:
@@ -195,14 +225,17 @@ class _Script:
                 name, is_set, value = word[2:].partition("=")
                 flag = name.replace("_", "-")
                 if is_set or flag in self.switches:
-                    yield flag, self._expand(value) if is_set else True
+                    yield flag, self._value(flag, value) if is_set else True
                     flag = None
             elif flag is not None and word and word not in ("&&", "||", "|"):
-                yield flag, self._expand(word)
+                yield flag, self._value(flag, word)
                 flag = None
             if closed and flag is not None:
                 yield flag, True
                 flag = None
+            if closed:
+                self.depth -= guarded
+                guarded = 0
         if flag is not None:
             yield flag, True
 
@@ -225,10 +258,26 @@ class _Script:
             names += _COUNTED.findall(word)
         self.variables |= {name: f"${name}" for name in names}
 
-    def _set(self, name: str, value: str, *, decided: bool) -> None:
-        """Keep the value of a variable; of one that a condition decides, that it is not known."""
-        other = self.variables.get(name, value) != value
-        self.variables[name] = f"${name}" if other and (decided or self.depth) else value
+    def _set(self, name: str, text: str, *, adds: bool) -> None:
+        """Keep the value of a variable; of one that a condition changes, that it is not known."""
+        before, value = self.variables.get(name), self._expand(text)
+        if adds:
+            value = (before or "") + value
+        if self.depth and before not in (None, value):
+            value = f"${name}"
+        elif before != value:
+            unsure = self.depth or self._is_conditional(text)
+            (self.conditional.add if unsure else self.conditional.discard)(name)
+        self.variables[name] = value
+
+    def _value(self, flag: str, word: str) -> str:
+        """Return the value of a flag; note where a condition decides it."""
+        if self._is_conditional(word):
+            self.decided.add(flag)
+        return self._expand(word)
+
+    def _is_conditional(self, word: str) -> bool:
+        return "$" in word and not self.conditional.isdisjoint(re.findall(r"[A-Za-z_]\w*", word))
 
     def _expand(self, word: str) -> str:
         """Return a word with the variables that are known, and with its sums added up."""
@@ -236,7 +285,8 @@ class _Script:
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[3]
             default = match[0] if match[2] is None else match[2]
-            return self.variables.get(name, default)
+            known = self.variables.get(name, default)
+            return known or (default if f"{name}:" in match[0] else "")
 
         for _ in range(_NESTED):
             word = _USED.sub(value, word)
