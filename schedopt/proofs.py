@@ -249,6 +249,11 @@ class Proof:
 class Suggestion(_Worded):
     """What could make a plan, or a better one, possible; its words are for callers."""
 
+    PLAIN_TORCH = "plain_torch", 'what plain torch runs (Scope.engine = "torch")'
+    NO_GRID = (
+        "no_grid",
+        'one stage for each GPU, in another order (Scope.allocation = "contiguous", no engine)',
+    )
     ANOTHER_ORDER = "another_order", "another order (without Scope.engine)"
     LONGER_PERIOD = "longer_period", "a longer period (without Scope.period_ns the least is found)"
     LONGER_PATTERN = "longer_pattern", "longer patterns (Scope.max_k)"

@@ -42,6 +42,8 @@ OPTIONS: Final = {
 }
 """What the library calls that which an option sets."""
 SUGGESTIONS: Final = {
+    Suggestion.PLAIN_TORCH: "--for torch",
+    Suggestion.NO_GRID: "--allocation contiguous (leave --for out)",
     Suggestion.ANOTHER_ORDER: "another order (leave --for out)",
     Suggestion.LONGER_PERIOD: "a longer period (without --period the least is found)",
     Suggestion.LONGER_PATTERN: "--max-k 4",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedopt.solving.options import as_warm_start
+from schedopt.solving.options import as_warm_start, still_valid
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.registry import load_solver, solver_names
 from schedopt.solving.run import Progress, Run
@@ -16,4 +16,5 @@ __all__ = [
     "solve",
     "solve_problem",
     "solver_names",
+    "still_valid",
 ]

@@ -52,7 +52,7 @@ def make_run(
         )
     return Run(
         problem,
-        time_limit=_as_time_limit(time_limit),
+        time_limit=as_time_limit(time_limit),
         seed=as_whole(seed, "seed"),
         workers=_as_workers(workers, work_limit),
         work_limit=None if work_limit is None else as_whole(work_limit, "work_limit", low=1),
@@ -96,7 +96,8 @@ def check_kind(value: object, kind: type, field: str, way_out: str) -> None:
         raise InputError(f"{show(value)} is not a {kind.__name__}", field=field, way_out=way_out)
 
 
-def _as_time_limit(seconds: object) -> float | None:
+def as_time_limit(seconds: object) -> float | None:
+    """Return a time limit in seconds; `InputError` for anything else."""
     if seconds is None:
         return None
     if not _is_number(seconds) or not (limit := float(seconds)) > 0:
@@ -175,3 +176,11 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
             way_out="Start from a plan for the same platform, rule and scope",
         )
     return plan
+
+
+def still_valid(plan: Plan, problem: Problem) -> Plan | None:
+    """Return a plan as one for a problem; None if it does not answer that."""
+    try:
+        return as_warm_start(plan, problem)
+    except InputError:
+        return None

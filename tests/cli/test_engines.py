@@ -58,6 +58,24 @@ def test_a_step_has_four_micro_batches_for_each_gpu_if_nothing_is_said(tmp_path:
     assert Result.load(plan).problem.scope.microbatches == 4 * gpus
 
 
+def test_what_each_restriction_costs(tmp_path: Path) -> None:
+    plan, asked = tmp_path / "plan.json", ("--for", "megatron", "--microbatches", "4")
+    limit = ("--time-limit", "3", "--workers", "1")
+    shown = printed(
+        "solve", "--chain", CHAIN, *PLATFORM, *asked, *limit, "--restrictions", "-o", plan, "--json"
+    )
+    ladder = json.loads(shown)["ladder"]
+    assert [row["freedom"] for row in ladder] == ["", "cuts anywhere", "any order"]
+    periods = [row["period_exact"][0] / row["period_exact"][1] for row in ladder]
+    assert periods == sorted(periods, reverse=True)
+    kept = Result.load(plan)
+    assert [row.freedom for row in kept.ladder] == [row["freedom"] for row in ladder]
+    assert kept.problem.scope.engine == "megatron"
+    done = run("solve", "--chain", CHAIN, *PLATFORM, "--restrictions")
+    assert done.returncode == 2
+    assert "Error: --restrictions: asked of no engine. Name one (--for)" in done.stderr
+
+
 def test_a_plan_with_cuts_elsewhere_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     asked = ("--allocation", "contiguous", "--gpus", "4", "--mem", "8G")

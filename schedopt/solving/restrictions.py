@@ -1,0 +1,169 @@
+"""What the restrictions of an engine cost: its question again, with one after the other lifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from schedopt.errors import InputError
+from schedopt.interrupts import stopping_first
+from schedopt.plan import Plan
+from schedopt.problem import Problem, Scope
+from schedopt.proofs import Note, Outcome, Suggestion
+from schedopt.result import Bound, PhaseResult, Result, best_bound
+from schedopt.solving.clock import Clock, StopHandle
+from schedopt.solving.options import as_time_limit, still_valid
+from schedopt.solving.phases import plan_phases
+from schedopt.solving.portfolio import solve_problem
+from schedopt.solving.sizes import solve_sizes
+from schedopt.validation import as_ratio
+
+SHARE_OF_ENGINE: Final = 0.6
+"""Of the time, the most for steps of the engine; what is left is shared by the kinds beyond."""
+ENDED: Final = "the whole search had ended"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Plans that the engine does not run: what they may do, and the suggestion that asks for them.
+
+    They need not contain those of the engine; what is said is of both together.
+    """
+
+    freedom: str
+    suggestion: Suggestion
+    scope: Scope
+
+
+def solve_restricted(
+    problems: Sequence[Problem],
+    *,
+    time_limit: float | None,
+    solver: str | None = None,
+    initial: Plan | Result | None = None,
+    stop: StopHandle | None = None,
+    **options: Any,
+) -> Result:
+    """Return the answer of `solve_sizes` for an engine, and what each restriction costs.
+
+    The ladder then has a row more for each kind of plans that the engine does not run: the least
+    period known of all plans up to that row, ns, and a bound of these. None is longer than the row
+    before. All have micro-batches of the size of the answer.
+
+    Parameters
+    ----------
+    problems, solver, initial, stop, options
+        As of `solve_sizes`; the solver is that of the engine.
+    time_limit : float, optional
+        Seconds: at most `SHARE_OF_ENGINE` of it for the engine.
+
+    Raises
+    ------
+    InputError
+        If no engine is asked for, or only for a plan that is short enough.
+    """
+    scope = problems[0].scope
+    if scope.engine is None:
+        raise InputError(
+            "asked of no engine",
+            field="restrictions",
+            way_out="Name one (Scope.engine), or leave it out",
+        )
+    if scope.period_ns is not None:
+        raise InputError(
+            "asked where any plan of a given period would do",
+            field="restrictions",
+            way_out="Leave it out, or the period (Scope.period_ns)",
+        )
+    limit = as_time_limit(time_limit)
+    clock = Clock(limit, handle=stop)
+    with stopping_first(clock.stop):
+        result = solve_sizes(
+            problems,
+            time_limit=None if limit is None else SHARE_OF_ENGINE * limit,
+            solver=solver,
+            initial=initial,
+            stop=stop,
+            **options,
+        )
+        rows = tuple(_lift(result, clock, {"stop": stop, **options}))
+    return replace(result, ladder=(*result.ladder, *rows))
+
+
+def _kinds(problem: Problem) -> Iterator[_Kind]:
+    """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
+    scope = problem.scope
+    if scope.engine != "torch":
+        words = "several stages a GPU" if scope.engine == "deepspeed" else "cuts anywhere"
+        yield _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch"))
+    alone = replace(scope, engine=None, allocation="contiguous")
+    words = "replicas by stage" if problem.is_training_step else "any order"
+    yield _Kind(words, Suggestion.NO_GRID, alone)
+    if scope.allocation == "general":
+        yield _Kind("stages anywhere", Suggestion.ANOTHER_ORDER, replace(scope, engine=None))
+
+
+def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[PhaseResult]:
+    """Solve the problem of an answer for one kind after the other, each in its share of the time.
+
+    Each begins with the best plan so far, if that is of its kind.
+    """
+    problem, best, bounds = result.problem, result.plan, [*result.bounds]
+    kinds, scopes = [*_kinds(problem)], [problem.scope]
+    for number, kind in enumerate(kinds):
+        wide = replace(problem, scope=kind.scope)
+        *_, last = plan_phases(wide)
+        row = PhaseResult(solver=last.solvers[-1], freedom=kind.freedom)
+        if clock.ended():
+            yield replace(row, note=Note(Outcome.REFUSED, detail=ENDED))
+            continue
+        begin, left = clock.seconds(), len(kinds) - number
+        # The last, which holds all others, has twice as much.
+        share = 1 / (left + 1) if left > 1 else 1.0
+        try:
+            found = solve_problem(
+                wide,
+                time_limit=clock.fork(share).remaining(),
+                initial=None if best is None else still_valid(best, wide),
+                **options,
+            )
+        except InputError as error:
+            yield replace(row, note=Note(Outcome.REFUSED, detail=error.rule))
+            continue
+        before = None if best is None else best.pattern.period
+        if found.period is not None and (before is None or found.period < before):
+            best = found.plan
+        bounds += found.bounds
+        scopes.append(kind.scope)
+        bound = _bound_of_all(bounds, scopes)
+        yield replace(
+            row,
+            period_exact=None if best is None else as_ratio(best.pattern.period),
+            bound_exact=None if bound is None else as_ratio(bound),
+            seconds=round(clock.seconds() - begin, 6),
+            note=_note(found, before, kind.suggestion),
+        )
+
+
+def _bound_of_all(bounds: Sequence[Bound], scopes: Sequence[Scope]) -> Fraction | None:
+    """Return what no plan of any of several scopes is shorter than, ns."""
+    found = [best_bound(bounds, scope) for scope in scopes]
+    known = [bound for bound in found if bound is not None]
+    return min(known) if len(known) == len(found) else None
+
+
+def _note(found: Result, before: Fraction | None, suggestion: Suggestion) -> Note:
+    """Say what was found of a kind; the least period known before is in ns."""
+    stopped = any(isinstance(row.note, Note) and row.note.stopped for row in found.ladder)
+    if found.period is not None and (before is None or found.period < before):
+        return Note(Outcome.WOULD_HELP, stopped=stopped, suggestion=suggestion)
+    why, bound = found.infeasibility, found.lower_bound
+    if before is None:
+        if why is None:
+            return Note(Outcome.NO_PLAN, stopped=stopped)
+        return Note(Outcome.NO_PLAN_EXISTS, proof=why.proof)
+    if why is not None or (bound is not None and bound >= before):
+        return Note(Outcome.NO_BETTER_EXISTS)
+    return Note(Outcome.NO_BETTER, stopped=stopped)
