@@ -95,12 +95,18 @@ def solve_restricted(
 def _kinds(problem: Problem) -> Iterator[_Kind]:
     """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
     scope = problem.scope
-    if scope.engine != "torch":
-        words = "several stages a GPU" if scope.engine == "deepspeed" else "cuts anywhere"
-        yield _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch"))
-    alone = replace(scope, engine=None, allocation="contiguous")
-    words = "replicas by stage" if problem.is_training_step else "any order"
-    yield _Kind(words, Suggestion.NO_GRID, alone)
+    alone = _Kind(
+        "replicas by stage" if problem.is_training_step else "any order",
+        Suggestion.NO_GRID,
+        replace(scope, engine=None, allocation="contiguous"),
+    )
+    words = "several stages a GPU" if scope.engine == "deepspeed" else "cuts anywhere"
+    plain = _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch"))
+    if scope.engine == "torch":
+        yield alone
+    else:
+        # DeepSpeed's GPUs have one stage each.
+        yield from (alone, plain) if scope.engine == "deepspeed" else (plain, alone)
     if scope.allocation == "general":
         yield _Kind("stages anywhere", Suggestion.ANOTHER_ORDER, replace(scope, engine=None))
 
