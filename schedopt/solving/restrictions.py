@@ -117,7 +117,9 @@ def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[Pha
     Each begins with the best plan so far, if that is of its kind.
     """
     problem, best, bounds = result.problem, result.plan, [*result.bounds]
-    kinds, scopes = [*_kinds(problem)], [problem.scope]
+    kinds = [*_kinds(problem)]
+    # Of kinds that may have plans.
+    scopes = [problem.scope] if result.infeasibility is None else []
     for number, kind in enumerate(kinds):
         wide = replace(problem, scope=kind.scope)
         *_, last = plan_phases(wide)
@@ -142,7 +144,8 @@ def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[Pha
         if found.period is not None and (before is None or found.period < before):
             best = found.plan
         bounds += found.bounds
-        scopes.append(kind.scope)
+        if found.infeasibility is None:
+            scopes.append(kind.scope)
         bound = _bound_of_all(bounds, scopes)
         yield replace(
             row,
@@ -157,7 +160,7 @@ def _bound_of_all(bounds: Sequence[Bound], scopes: Sequence[Scope]) -> Fraction 
     """Return what no plan of any of several scopes is shorter than, ns."""
     found = [best_bound(bounds, scope) for scope in scopes]
     known = [bound for bound in found if bound is not None]
-    return min(known) if len(known) == len(found) else None
+    return min(known, default=None) if len(known) == len(found) else None
 
 
 def _note(found: Result, before: Fraction | None, suggestion: Suggestion) -> Note:

@@ -71,6 +71,7 @@ def test_where_the_engine_has_no_plan_others_may_have_one() -> None:
     result = asked(memory=12)
     assert (result.status, result.plan) == ("infeasible", None)
     assert [period(row) for row in result.ladder] == [None, 5, 5, 5]
+    assert [bound(row) for row in result.ladder[1:]] == [5, 5, 5]
     assert result.ladder[1].note == Note(Outcome.WOULD_HELP, suggestion=Suggestion.PLAIN_TORCH)
 
 
