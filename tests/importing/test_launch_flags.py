@@ -173,6 +173,12 @@ LATER_ARGS=()
     assert found.unread == ["$EXTRA_ARGS", "${MORE_OPTS[@]}", "${D:+--lr", "$@"]
 
 
+def test_values_that_double_again_and_again_are_not_known() -> None:
+    # Eight characters, doubled 12 times, are 32,768; more of them fill the memory.
+    text = "A=12345678\n" + "A=$A$A\n" * 12 + "run --tp $A --pp 2"
+    assert read_flags(text).values == {"tp": "$A", "pp": "2"}
+
+
 def test_a_file_without_flags_is_refused() -> None:
     for text in ("", "hello world", "a: b: c\n- 3"):
         assert_refused(partial(read_flags, text), "", "there are no flags in it")

@@ -31,6 +31,8 @@ _SET: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _USED: Final = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _NESTED: Final = 4
 """Defaults that are variables with defaults, so many in each other."""
+_LONGEST: Final = 4096
+"""Characters of a value: one that doubles again and again is not known."""
 _YAML: Final = re.compile(r"\s*(?:- )?([A-Za-z][\w-]*)\s*:(?:\s+(.*?))?\s*")
 _DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
 _PRINTED: Final = re.compile(r"""^[ \t]*echo[ \t]+("[^"\n]*"|'[^'\n]*')[ \t]*$""", re.MULTILINE)
@@ -263,7 +265,7 @@ class _Script:
         before, value = self.variables.get(name), self._expand(text)
         if adds:
             value = (before or "") + value
-        if self.depth and before not in (None, value):
+        if len(value) > _LONGEST or (self.depth and before not in (None, value)):
             value = f"${name}"
         elif before != value:
             unsure = self.depth or self._is_conditional(text)
@@ -288,8 +290,10 @@ class _Script:
             known = self.variables.get(name, default)
             return known or (default if f"{name}:" in match[0] else "")
 
-        for _ in range(_NESTED):
+        for _ in range(_NESTED if len(word) <= _LONGEST else 0):
             word = _USED.sub(value, word)
+            if len(word) > _LONGEST:
+                break
         return _SUM.sub(lambda match: _add_up(match, self.variables), word)
 
 
