@@ -124,16 +124,17 @@ def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[Pha
         wide = replace(problem, scope=kind.scope)
         *_, last = plan_phases(wide)
         row = PhaseResult(solver=last.solvers[-1], freedom=kind.freedom)
-        if clock.ended():
+        left_s = clock.remaining()
+        if clock.stop_requested() or (left_s is not None and left_s <= 0):
             yield replace(row, note=Note(Outcome.REFUSED, detail=ENDED))
             continue
-        begin, left = clock.seconds(), len(kinds) - number
+        begin, is_last = clock.seconds(), number == len(kinds) - 1
         # The last, which holds all others, has twice as much.
-        share = 1 / (left + 1) if left > 1 else 1.0
+        share = 1.0 if is_last else 1 / (len(kinds) - number + 1)
         try:
             found = solve_problem(
                 wide,
-                time_limit=clock.fork(share).remaining(),
+                time_limit=None if left_s is None else share * left_s,
                 initial=None if best is None else still_valid(best, wide),
                 **options,
             )
