@@ -170,6 +170,10 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     text = "--overlap-grad-reduce --bf16 --lr 1e-4 --save out --pipeline-model-parallel-size 4"
     found = megatron(tmp_path, text)
     assert [note.rpartition(": ")[2] for note in found.notes] == ["--overlap-grad-reduce", "--bf16"]
+    # What makes the layers or their samples other ones is not left out without a word.
+    text = "--sft --reset-attention-mask --pipeline-model-parallel-size 4"
+    found = megatron(tmp_path, text)
+    assert [note.rpartition(": ")[2] for note in found.notes] == ["--sft, --reset-attention-mask"]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +316,7 @@ REFUSED = [
     (f"{P2} --data-parallel-sharding-strategy optim", "data-parallel-sharding-strategy",
      "is for --use-megatron-fsdp"),
     (f"{P2} --rampup-batch-size 8 8 100", "rampup-batch-size", "the batch grows"),
+    (f"{P2} --empty-unused-memory-level 2", "empty-unused-memory-level", "memory is given back"),
     (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "1, and the chain has 0 layers"),
     (f"{P2} --my-flag 3", "my-flag", "it is unknown here, and may change the step"),
     (f"{P2} --my-flag --other x", "my-flag", "or the memory; so may --other"),
