@@ -48,9 +48,7 @@ def parse(text: str) -> ast.Module:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"it is no Python: {error}", way_out="Give the file as schedopt export wrote it"
-        ) from None
+        raise InputError(f"it is no Python: {error}", way_out="Correct it there") from None
     level: list[ast.AST] = [tree]
     for _ in range(DEEPEST):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
