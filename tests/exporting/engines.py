@@ -22,7 +22,7 @@ from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import lay_out_step
 from schedopt.systems.steps import engine_step
 from tests.examples import layer
-from tests.solvers.test_engine_grids import transformer
+from tests.solvers.test_engine_steps_by_hand import transformer
 from tests.transformers import transformers
 
 LAYER = layer(10, 20, 100, 10)

@@ -23,6 +23,10 @@ NAMES: Mapping[LaunchSource, str] = {
     "torchtitan-toml": "job.toml",
     "deepspeed-json": "ds.json",
 }
+P2 = "--pipeline-model-parallel-size 2"
+P4 = "--pipeline-model-parallel-size 4"
+UNTIED = "--untie-embeddings-and-output-weights --micro-batch-size 1"
+"""What the chain of the tests asks for. It has layers 0 (embedding), 1 to 8, and 9 (head)."""
 
 
 def transformer(layers: int = 8, **more: Any) -> Chain:
@@ -70,6 +74,11 @@ def read(
     path.write_text(text)
     platform = Platform(gpus, memory, bandwidth=10**9, duplex="full")
     return import_launch(path, source, of or profile(None, 2), platform, **options)
+
+
+def megatron(folder: Path, text: str, gpus: int = 4, **options: Any) -> ImportedLaunch:
+    """Return what arguments of Megatron-LM say, with those that the chain of tests asks for."""
+    return read(folder, "megatron-args", f"{UNTIED} {text}", gpus, **options)
 
 
 def read_back(folder: Path, plan: Plan, engine: Engine) -> ImportedLaunch:
