@@ -191,7 +191,7 @@ def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("schedules", schedules.SUITE, 2),
         ("running", execution.SUITE, 0),
         ("hybrid", hybrid_tables.SUITE, 5),
-        ("hybrid-published", hybrid_tables.SUITE, 4),
+        ("hybrid-published", hybrid_tables.SUITE, 5),
     ],
 )
 def test_stored_records_have_their_tables_and_goals(name: str, suite: Suite, missed: int) -> None:
