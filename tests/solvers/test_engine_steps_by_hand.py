@@ -14,25 +14,26 @@ from schedopt.solving.engine_grid import ALL, grids_of
 from schedopt.solving.portfolio import solve_problem
 from tests.tensor_groups import two_nodes
 
+UNIT = Layer(
+    forward_ns=1,
+    backward_ns=1,
+    weight_bytes=0,
+    parameter_bytes=0,
+    gradient_bytes=0,
+    optimizer_bytes=0,
+    activation_bytes=0,
+    saved_bytes=0,
+    workspace_bytes=1,
+    update_ns=0,
+)
+
 
 def test_shares_of_a_tensor_group_that_are_rounded_up_may_make_a_step_longer() -> None:
-    one = Layer(
-        forward_ns=1,
-        backward_ns=1,
-        weight_bytes=0,
-        parameter_bytes=0,
-        gradient_bytes=0,
-        optimizer_bytes=0,
-        activation_bytes=1,
-        saved_bytes=0,
-        workspace_bytes=1,
-        update_ns=0,
-    )
     chain = Chain(
         layers=(
-            replace(one, name="embed"),
-            replace(one, name="layers.0", update_ns=1),
-            replace(one, name="head", activation_bytes=0),
+            replace(UNIT, name="embed", activation_bytes=1),
+            replace(UNIT, name="layers.0", activation_bytes=1, update_ns=1),
+            replace(UNIT, name="head"),
         ),
         input_bytes=1,
     )
@@ -53,23 +54,11 @@ def test_shares_of_a_tensor_group_that_are_rounded_up_may_make_a_step_longer() -
 
 
 def test_an_update_of_hardly_anything_is_not_shared() -> None:
-    one = Layer(
-        forward_ns=1,
-        backward_ns=1,
-        weight_bytes=0,
-        parameter_bytes=0,
-        gradient_bytes=0,
-        optimizer_bytes=0,
-        activation_bytes=0,
-        saved_bytes=0,
-        workspace_bytes=1,
-        update_ns=0,
-    )
     chain = Chain(
         layers=(
-            replace(one, name="embed"),
-            replace(one, name="layers.0"),
-            replace(one, name="head", update_ns=1),
+            replace(UNIT, name="embed"),
+            replace(UNIT, name="layers.0"),
+            replace(UNIT, name="head", update_ns=1),
         ),
         input_bytes=1,
     )
