@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -24,10 +25,12 @@ MEASURED: Final = (
 )
 NEEDED: Final = "layers heads hidden sequence stages microbatches mbs step_ns"
 RATES: Final = "table model stages microbatches schedule bubble_rate"
-EXCHANGES: Final[Mapping[str, int]] = {"1f1b": 1, "1f1b-i": 1, "zb-1p": 2, "zb-2p": 2}
-"""How often a GPU stops behind a pass: Megatron-LM sends and receives at once, zero-bubble
-schedules by themselves."""
-RATED: Final = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
+BUBBLE_RATES: Final = "zero_bubble/bubble_rates"
+PLAIN: Final = "1f1b"
+INTERLEAVED: Final = "1f1b-i"
+TIMED: Final = (PLAIN, INTERLEAVED, "zb-1p", "zb-2p")
+"""Schedules that were run, and whose steps follow from the passes."""
+RATED: Final = (*TIMED, "zb-h1", "zb-h2")
 """Schedules whose bubble rates follow from the passes."""
 ROOM: Final[Mapping[str, int]] = {"zb-1p": 1, "zb-2p": 2}
 """Micro-batches that fit, over the stages."""
@@ -45,16 +48,26 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
         if why := unknown(line, NEEDED):
             yield Unpredicted(row=_row(line), why=why)
     passes = tables.lines("zero_bubble/passes", PASSES)
-    profiles = [_Profile(line, measured) for line in passes if not unknown(line, PASSES)]
-    rates = []
-    if not tables.lacking("zero_bubble/bubble_rates"):
-        rates = tables.lines("zero_bubble/bubble_rates", RATES)
+    profiles = []
+    for line in passes:
+        profile = _Profile(line, measured)
+        why = unknown(line, PASSES)
+        if not why and not profile.passes().work:
+            why = "they take no time"
+        if why:
+            yield Unpredicted(row=f"passes, {profile.name}", why=why)
+        else:
+            profiles.append(profile)
+    rates, rated = [], set()
+    if not tables.lacking(BUBBLE_RATES):
+        rates = tables.lines(BUBBLE_RATES, RATES)
+        rated = _tables_of_passes(tables.notes(BUBBLE_RATES))
     for profile in profiles:
-        yield from _of_rates(profile, rates)
+        yield from _of_rates(profile, [row for row in rates if not _not_rated(row, rated)])
         yield from _of_steps(profile, measured)
     yield from _of_memory(measured)
     for line in rates:
-        if why := _not_rated(line, profiles):
+        if why := _not_rated(line, rated) or _not_profiled(line, profiles):
             yield Unpredicted(row=f"bubble rate, {_row(line)}", why=why)
     for line in measured:
         if why := _not_timed(line, profiles):
@@ -66,16 +79,25 @@ def _row(line: Line) -> str:
     return words.format_map(line)
 
 
-def _not_rated(line: Line, profiles: Sequence[_Profile]) -> str:
+def _tables_of_passes(notes: Sequence[str]) -> set[str]:
+    """Return the tables whose rates follow from the passes, if notes say it of some."""
+    return {*re.findall(r"Table (\d+) follows from passes", " ".join(notes))}
+
+
+def _not_rated(line: Line, rated: Collection[str]) -> str:
     if line["schedule"] not in RATED:
         return f"the schedule {line['schedule']} is not modelled"
-    if not line["bubble_rate"]:
-        return "bubble_rate not stated"
+    if rated and str(line["table"]) not in rated:
+        return "it follows from passes that were not printed"
+    return "" if line["bubble_rate"] else "bubble_rate not stated"
+
+
+def _not_profiled(line: Line, profiles: Sequence[_Profile]) -> str:
     return "" if any(one.is_of(line) for one in profiles) else "its passes were not measured"
 
 
 def _not_timed(line: Line, profiles: Sequence[_Profile]) -> str:
-    if line["schedule"] not in EXCHANGES:
+    if line["schedule"] not in TIMED:
         return f"the schedule {line['schedule']} is not modelled"
     return "" if any(one.is_run_of(line) for one in profiles) else "its passes were not measured"
 
@@ -108,29 +130,40 @@ class _Profile:
         """Whether a row of a table is of this run, with as many samples."""
         return self.is_of(row) and bool(row["mbs"] == self.line["mbs"])
 
-    def passes(self, exchanges: int = 0) -> Passes:
-        """Return the passes; exchanges that block a GPU make them longer, and none waits then."""
+    def passes(self, *, blocked: bool = False) -> Passes:
+        """Return the passes; messages that block a GPU make them longer, and none waits then."""
         line, message = self.line, self.line["communication_ns"]
+        longer = message if blocked else 0
         return Passes(
-            forward=line["forward_ns"] + exchanges * message,
-            input_half=line["backward_input_ns"] + exchanges * message,
+            forward=line["forward_ns"] + longer,
+            input_half=line["backward_input_ns"] + longer,
             weight_half=line["backward_weight_ns"],
-            message=0 if exchanges else message,
+            message=message - longer,
         )
 
-    def span_ns(self, schedule: str, exchanges: int = 0) -> float:
+    def span_ns(self, schedule: str, *, blocked: bool = False) -> float:
         """Return the longest time of a stage from its first to its last pass."""
-        return float(self.spans(schedule, exchanges))
+        return float(self.spans(schedule, blocked))
 
-    def _span_ns(self, schedule: str, exchanges: int) -> float:
-        passes, stages = self.passes(exchanges), self.stages
+    def bubble_rate(self, schedule: str) -> float:
+        """Return the share of the longest span that is no work.
+
+        Of interleaved 1F1B the authors count a message a stage less than a micro-batch waits for.
+        """
+        span = self.span_ns(schedule)
+        if schedule == INTERLEAVED:
+            span -= self.stages * self.passes().message
+        return max(0.0, 1 - self.microbatches * self.passes().work / span)
+
+    def _span_ns(self, schedule: str, blocked: bool) -> float:
+        passes, stages = self.passes(blocked=blocked), self.stages
         count = self.microbatches
-        if schedule == "1f1b":
+        if schedule == PLAIN:
             forward = [passes.forward] * stages
             backward = [passes.input_half + passes.weight_half] * stages
             return one_f_one_b_ns(forward, backward, count, passes.message)
-        if schedule == "1f1b-i":
-            return self._interleaved_ns(passes, exchanges)
+        if schedule == INTERLEAVED:
+            return self._interleaved_ns(passes, blocked=blocked)
         if schedule in ROOM and self.model:
             fixed = self._fixed_ns(passes, 1)
             room = ROOM[schedule] * stages
@@ -147,13 +180,13 @@ class _Profile:
         ]
         return longest_span_ns(pairs, self.microbatches, passes)
 
-    def _interleaved_ns(self, passes: Passes, exchanges: int) -> float:
-        """Return the span of interleaved 1F1B, in closed form, as the authors have it."""
+    def _interleaved_ns(self, passes: Passes, *, blocked: bool) -> float:
+        """Return the span of interleaved 1F1B, in closed form."""
         stages, chunks, work = self.stages, self.chunks, passes.work
-        if exchanges:
-            # Each chunk has exchanges of its own.
-            work += 2 * (chunks - 1) * exchanges * self.line["communication_ns"]
-        messages = (2 * stages * chunks - stages - 2) * passes.message
+        if blocked:
+            # Each chunk has messages of its own.
+            work += 2 * (chunks - 1) * self.line["communication_ns"]
+        messages = 2 * (stages * chunks - 1) * passes.message
         return self.microbatches * work + (stages - 1) * work / chunks + messages
 
 
@@ -165,15 +198,14 @@ def _weight_part(model: Line) -> float:
 def _of_rates(profile: _Profile, rates: list[Line]) -> Iterator[Prediction]:
     """Yield the bubble rates that the authors computed."""
     for row in rates:
-        if not profile.is_of(row) or _not_rated(row, [profile]):
+        if not profile.is_of(row):
             continue
         schedule = row["schedule"]
 
         def rate(schedule: str = schedule) -> Predicted:
-            work = profile.microbatches * profile.passes().work
-            return Predicted(1 - work / profile.span_ns(schedule))
+            return Predicted(profile.bubble_rate(schedule))
 
-        mark = "a" if schedule in ("1f1b", "1f1b-i") else "a'"
+        mark = "a" if schedule in (PLAIN, INTERLEAVED) else "a'"
         yield Prediction(
             test=f"{mark} {schedule}",
             row=profile.name,
@@ -182,14 +214,22 @@ def _of_rates(profile: _Profile, rates: list[Line]) -> Iterator[Prediction]:
         )
 
 
-def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction]:
-    """Yield steps from the passes alone, and with what 1F1B takes besides."""
+def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction | Unpredicted]:
+    """Yield steps from the passes alone, and with what 1F1B takes besides.
+
+    Behind each pass a GPU stops for its message. What 1F1B takes besides is that of the same table,
+    where this has it.
+    """
     rows = [row for row in measured if profile.is_run_of(row)]
-    plain = [row for row in rows if row["schedule"] == "1f1b" and not row["flag"]]
     for row in rows:
         schedule = row["schedule"]
-        if schedule not in EXCHANGES:
+        if schedule not in TIMED:
             continue
+        plain = min(
+            (other for other in rows if other["schedule"] == PLAIN and not other["flag"]),
+            key=lambda other: other["table"] != row["table"],
+            default=None,
+        )
 
         def alone(schedule: str = schedule) -> Predicted:
             return Predicted(profile.span_ns(schedule))
@@ -201,13 +241,17 @@ def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction]:
             predict=alone,
             doubt=row["flag"] or "",
         )
-        if schedule == "1f1b" or not plain:
+        if schedule == PLAIN:
+            continue
+        if plain is None:
+            why = "from the step of 1F1B: it was not measured"
+            yield Unpredicted(row=f"step, {_row(row)}", why=why)
             continue
 
-        def besides(schedule: str = schedule) -> Predicted:
-            outside = plain[0]["step_ns"] - profile.span_ns("1f1b", EXCHANGES["1f1b"])
+        def besides(schedule: str = schedule, plain: Line = plain) -> Predicted:
+            outside = plain["step_ns"] - profile.span_ns(PLAIN, blocked=True)
             constants = {f"ns outside the passes, {profile.name}": outside}
-            return Predicted(profile.span_ns(schedule, EXCHANGES[schedule]) + outside, constants)
+            return Predicted(profile.span_ns(schedule, blocked=True) + outside, constants)
 
         yield Prediction(
             test=f"c {schedule}",
@@ -218,31 +262,42 @@ def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction]:
         )
 
 
-def _of_memory(measured: list[Line]) -> Iterator[Prediction]:
+def _of_memory(measured: list[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield the memory of ZB-2p from that of 1F1B: as many micro-batches more as stages."""
     names = ("model", "stages", "microbatches", "mbs", "table")
     seen = set()
     for row in measured:
-        if row["schedule"] != "zb-2p" or not row["memory_gb"]:
+        case = (row["model"], row["stages"], row["mbs"], row["memory_gb"])
+        if row["schedule"] != "zb-2p" or not row["memory_gb"] or case in seen:
             continue
-        for plain in measured:
-            same = all(plain[name] == row[name] for name in names)
-            case = (row["model"], row["stages"], row["mbs"], row["memory_gb"])
-            enough = row["microbatches"] >= 2 * row["stages"]
-            if plain["schedule"] != "1f1b" or not same or not enough or case in seen:
-                continue
-            seen.add(case)
+        plain = next(
+            (
+                other
+                for other in measured
+                if other["schedule"] == PLAIN and all(other[name] == row[name] for name in names)
+            ),
+            None,
+        )
+        why = ""
+        if plain is None or not plain["memory_gb"]:
+            why = "peak: that of 1F1B was not measured"
+        elif row["microbatches"] < 2 * row["stages"]:
+            why = "peak: too few micro-batches to fill it"
+        if plain is None or why:
+            yield Unpredicted(row=_row(row), why=why)
+            continue
+        seen.add(case)
 
-            def more(row: Line = row, plain: Line = plain) -> Predicted:
-                each = 34 * row["hidden"] + 5 * row["heads"] * row["sequence"]
-                layers = (row["layers"] + 2) / row["stages"]
-                saved = layers * row["sequence"] * row["mbs"] * each
-                return Predicted(plain["memory_gb"] * GIGA + row["stages"] * saved)
+        def more(row: Line = row, plain: Line = plain) -> Predicted:
+            each = 34 * row["hidden"] + 5 * row["heads"] * row["sequence"]
+            layers = (row["layers"] + 2) / row["stages"]
+            saved = layers * row["sequence"] * row["mbs"] * each
+            return Predicted(plain["memory_gb"] * GIGA + row["stages"] * saved)
 
-            yield Prediction(
-                test="d",
-                row=f"{row['model']}, table {row['table']}",
-                measured=row["memory_gb"] * GIGA,
-                predict=more,
-                doubt=row["flag"] or "",
-            )
+        yield Prediction(
+            test="d",
+            row=f"{row['model']}, table {row['table']}",
+            measured=row["memory_gb"] * GIGA,
+            predict=more,
+            doubt=row["flag"] or "",
+        )
