@@ -24,7 +24,7 @@ _PARTS: Final = (
 _OPERATORS: Final = (
     "model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib activations_mib"
 )
-_DID_NOT_RUN: Final = 10**10
+DID_NOT_RUN: Final = 10**10
 """ns, what Aceso's profiler writes where an operator ran out of memory."""
 _SAILOR: Final = "model gpu mbs tp forward_ns backward_ns update_ns"
 _SAILOR_BYTES: Final = "model tp layer params_bytes act_output_bytes act_input_bytes act_mem_bytes"
@@ -220,7 +220,7 @@ def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int
 
 def _ran(lines: Sequence[Line]) -> bool:
     return all(
-        line[column].exact() < _DID_NOT_RUN
+        line[column].exact() < DID_NOT_RUN
         for line in lines
         for column in ("forward_ns", "backward_ns")
     )

@@ -165,38 +165,43 @@ def _fit_share(mist: Mist, number: int, step_ns: Callable[[int, float], float]) 
 
 def _of_stages(plan: MistPlan) -> Iterator[Prediction]:
     """Yield the memory of each stage, and its passes."""
-    count = plan.line["microbatches"]
-    for number, stage in enumerate(plan.stages):
-        row = f"{plan.name}, stage {number}{stage.group}"
-        states = STATES * MIB * stage.weights_mib
-        last = number + 1 == len(plan.stages)
-        stashed = stashed_bytes(
-            stage.operators,
-            stage.again,
-            first=not number,
-            last=last,
-        )
-        held = in_flight(len(plan.stages), number, count)
-        stage_of = (stage.operators, stage.again, held, MIB * stage.weights_mib)
-        figures = (
-            ("c0", "allocated_bytes", states),
-            ("c", "max_allocated_bytes", states + held * stashed),
-            ("c at once", "max_allocated_bytes", at_once_bytes(*stage_of, last=last)),
-            ("c run by run", "max_allocated_bytes", run_by_run_bytes(*stage_of, last=last)),
-            ("d forward", "forward_compute_ns", count * stage.as_profiled.forward_ns),
-            ("d backward", "backward_compute_ns", count * stage.as_profiled.backward_ns),
-            ("d forward, collectives", "forward_compute_ns", count * stage.forward_ns),
-            ("d backward, collectives", "backward_compute_ns", count * stage.backward_ns),
-        )
+    for number in range(len(plan.stages)):
         # Where memory was not measured, passes are those of other stages.
-        if plan.mean_of(number, "max_allocated_bytes") is None:
-            continue
-        for test, column, value in figures:
-            measured = plan.mean_of(number, column)
-            if measured:
-                yield Prediction(
-                    test=test,
-                    row=row,
-                    measured=measured,
-                    predict=partial(Predicted, value),
-                )
+        if plan.mean_of(number, "max_allocated_bytes") is not None:
+            yield from _of_stage(plan, number)
+
+
+def _of_stage(plan: MistPlan, number: int) -> Iterator[Prediction]:
+    stage, count = plan.stages[number], plan.line["microbatches"]
+    last = number + 1 == len(plan.stages)
+    held = in_flight(len(plan.stages), number, count)
+    operators, again, weights = stage.operators, stage.again, MIB * stage.weights_mib
+
+    def peak() -> float:
+        stashed = stashed_bytes(operators, again, first=not number, last=last)
+        return STATES * weights + held * stashed
+
+    stage_of = (operators, again, held, weights)
+    figures: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("c0", "allocated_bytes", lambda: STATES * weights),
+        ("c", "max_allocated_bytes", peak),
+        ("c at once", "max_allocated_bytes", lambda: at_once_bytes(*stage_of, last=last)),
+        ("c run by run", "max_allocated_bytes", lambda: run_by_run_bytes(*stage_of, last=last)),
+        ("d forward", "forward_compute_ns", lambda: count * stage.as_profiled.forward_ns),
+        ("d backward", "backward_compute_ns", lambda: count * stage.as_profiled.backward_ns),
+        ("d forward, collectives", "forward_compute_ns", lambda: count * stage.forward_ns),
+        ("d backward, collectives", "backward_compute_ns", lambda: count * stage.backward_ns),
+    )
+    for test, column, value in figures:
+        measured = plan.mean_of(number, column)
+        if measured:
+            yield Prediction(
+                test=test,
+                row=f"{plan.name}, stage {number}{stage.group}",
+                measured=measured,
+                predict=partial(_predicted, value),
+            )
+
+
+def _predicted(value: Callable[[], float]) -> Predicted:
+    return Predicted(value())

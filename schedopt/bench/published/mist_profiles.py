@@ -8,8 +8,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from schedopt.bench.published.prediction import unknown
 from schedopt.bench.published.tables import Line
 from schedopt.importing.kept import HALVES
+from schedopt.importing.profiles import DID_NOT_RUN
 
 MIB: Final = 2**20
 OPS: Final = (
@@ -51,14 +53,22 @@ def read_profiles(lines: Sequence[Line], collectives: Curves) -> Profiles:
     return {key: _reduce_by_table(found, key, collectives) for key in found}
 
 
-def misplaced(profile: Sequence[Op]) -> str:
-    """Return in words what is not in the order of execution, empty if all operators are."""
+def unusable(profile: Sequence[Op]) -> str:
+    """Return in words why a profile is none: operators out of order, or that were not measured."""
     for number, (word, op) in enumerate(zip(ORDER, profile, strict=False)):
         if word not in op["op"]:
             return f"operator {number} is {op['op']}, where {word} comes"
+    for op in profile:
+        if why := unknown(op, OPS):
+            return f"{op['op']}: {why}"
     if len(profile) != len(ORDER):
         return f"there are {len(profile)} operators, where a profile has {len(ORDER)}"
     return ""
+
+
+def ran(op: Op) -> bool:
+    """Whether an operator was measured: where it ran out of memory, its profile says so."""
+    return bool(max(op["forward_ns"], op["backward_ns"]) < DID_NOT_RUN)
 
 
 def _reduce_by_table(
@@ -73,11 +83,13 @@ def _reduce_by_table(
     profile = profiles[key]
     alone = profiles.get((name, model, samples, 1, algorithm), ())
     measured = collectives.get((name, "all_reduce", tensor))
-    split = algorithm == COLUMN_THEN_ROW and tensor != 1 and len(alone) == len(profile)
+    split = (
+        algorithm == COLUMN_THEN_ROW and tensor != 1 and not (unusable(profile) or unusable(alone))
+    )
     found: list[Op] = []
     for number, op in enumerate(profile):
         times = {}
-        if split and measured and op["op"] in REDUCED:
+        if split and measured and op["op"] in REDUCED and ran(op) and ran(alone[number]):
             column = REDUCED[op["op"]]
             hidden_state = MIB * profile[0]["output_mib"]
             compute = alone[number][column] / op["tp"]

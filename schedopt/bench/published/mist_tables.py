@@ -17,9 +17,10 @@ from schedopt.bench.published.mist_profiles import (
     Op,
     Profiles,
     by_size,
-    misplaced,
+    ran,
     read_off,
     read_profiles,
+    unusable,
 )
 from schedopt.bench.published.mist_stages import read_stages
 from schedopt.bench.published.tables import Line, Tables
@@ -280,15 +281,15 @@ class Mist:
                 field="mist/ops",
                 way_out="Add its operators to the table, or take the plan out",
             )
-        profile = self._profiles[key]
-        if wrong := misplaced(profile):
+        if wrong := self._unusable[key]:
             raise InputError(
                 f"{key[1]} on {key[0]} with {samples} samples, tensor degree {tensor} and "
                 f"algorithm {algorithm}: {wrong}",
                 field="mist/ops",
                 way_out="Give each once, in the order of execution: one, those of one layer, two",
             )
-        inside, layers = profile[LAYER], int(line["layers"])
+        profile, layers = self._profiles[key], int(line["layers"])
+        inside = profile[LAYER]
         behind = 1 + len(inside) * layers
         if number >= behind + 2:
             raise InputError(
@@ -297,15 +298,25 @@ class Mist:
                 field="mist/plans",
                 way_out="Correct the operators of its stages, or how many layers it has",
             )
-        if number == 0:
-            return profile[0]
+        place = LAYER.stop + number - behind
         if number < behind:
-            return inside[(number - 1) % len(inside)]
-        return profile[LAYER.stop + number - behind]
+            place = 1 + (number - 1) % len(inside) if number else 0
+        if not ran(profile[place]):
+            raise InputError(
+                f"{line['plan']} needs {profile[place]['op']} of {key[1]} on {key[0]} with "
+                f"{samples} samples and tensor degree {tensor}, which did not run",
+                field="mist/ops",
+                way_out="Give its times, or take the plan out",
+            )
+        return profile[place]
 
     @cached_property
     def _profiles(self) -> Profiles:
         return read_profiles(self.tables.lines("mist/ops", OPS), self._collectives)
+
+    @cached_property
+    def _unusable(self) -> Mapping[tuple[object, ...], str]:
+        return {key: unusable(profile) for key, profile in self._profiles.items()}
 
     def _sent(self, name: str, link: str, count: float) -> float:
         if (name, link) not in self._links:

@@ -48,8 +48,9 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
     if lacking := tables.lacking(*TABLES):
         yield Unpredicted(row="every row", why=f"there is no table {', '.join(lacking)}")
         return
-    inputs = _Inputs(tables)
-    for run in tables.lines("sailor/runs", RUNS):
+    inputs, runs = _Inputs(tables), tables.lines("sailor/runs", RUNS)
+    mixed = {run["site"] for run in runs if _is_mixed(run)}
+    for run in runs:
         why = unknown(run, NEEDED)
         try:
             stages = [] if why else inputs.stages(run)
@@ -58,19 +59,27 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
         if why:
             yield Unpredicted(row=run["run"], why=why)
         else:
-            yield from _of_run(run, stages)
+            yield from _of_run(run, stages, mixed=run["site"] in mixed)
 
 
-def _of_run(run: Line, stages: Sequence[_Stage]) -> Iterator[Prediction | Unpredicted]:
+def _is_mixed(run: Line) -> bool:
+    """Whether a run lists the GPUs of each replica, or has several kinds of them."""
+    stages = run["gpu_tp"] or ()
+    listed = any(isinstance(kinds[0], list) for kinds in stages)
+    return listed or len({gpu for kinds in stages for gpu, _ in _groups(kinds)}) > 1
+
+
+def _of_run(
+    run: Line, stages: Sequence[_Stage], *, mixed: bool
+) -> Iterator[Prediction | Unpredicted]:
     def step() -> Predicted:
         return Predicted(_step_ns(run, stages))
 
     def memory() -> Predicted:
         return Predicted(max(_memory_bytes(run, stages)))
 
-    # The cluster of several kinds of GPUs is that of MIT.
-    kinds = {gpu for groups in run["gpu_tp"] for gpu, _ in _groups(groups)}
-    cluster = " mit" if len(kinds) > 1 else ""
+    # The site that mixes several kinds of GPUs is MIT.
+    cluster = " mit" if mixed else ""
     doubt = "" if run["clean"] else "; ".join(run["flags"] or ()) or "not clean"
     figures = (("a step", "step_ns", step), ("a memory", "max_memory_bytes", memory))
     for test, column, predict in figures:
@@ -120,6 +129,8 @@ class _Inputs:
         """
         if len(run["layers_per_stage"]) != len(run["gpu_tp"]):
             raise InputError("layers_per_stage and gpu_tp are not of as many stages")
+        if not all(isinstance(layers, list) for layers in run["layers_per_stage"]):
+            raise InputError("layers_per_stage does not list the layers of each stage")
         pairs = zip(run["layers_per_stage"], run["gpu_tp"], strict=True)
         found = [self._stage(run, layers, _groups(kinds)) for layers, kinds in pairs]
         if len(found) > 1 and not all(stage.rate for stage in found):

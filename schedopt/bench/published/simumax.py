@@ -50,8 +50,16 @@ def _of_configuration(
         elif line is not lines[-1]:
             why = "the step with the most micro-batches is predicted from it"
             yield Unpredicted(row=line["case"], why=why)
-    if counts > 2:
+    if counts > 2 and _second(lines)["step_ns"] > fewest["step_ns"]:
         yield _longest(lines)
+    elif counts > 2:
+        why = "a step with more micro-batches took no longer"
+        yield Unpredicted(row=lines[-1]["case"], why=why)
+
+
+def _second(lines: Sequence[Line]) -> Line:
+    """Return the first run with more micro-batches than the fewest."""
+    return next(line for line in lines if line["microbatches"] != lines[0]["microbatches"])
 
 
 def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction | Unpredicted]:
@@ -70,14 +78,20 @@ def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction |
         yield Unpredicted(row=line["case"], why=why)
         return
     for stage in range(stages):
-        own = [size for rank, size in ranks.items() if int(rank) * stages // len(ranks) == stage]
+        own = [
+            size
+            for rank, size in ranks.items()
+            if int(rank) * stages // len(ranks) == stage and size is not None
+        ]
 
         def peak(stage: int = stage) -> Predicted:
             return Predicted(peak_bytes(line, models, stage))
 
+        row = f"{line['case']}, stage {stage}"
         if own:
-            row = f"{line['case']}, stage {stage}"
             yield Prediction(test="b", row=row, measured=max(own), predict=peak)
+        else:
+            yield Unpredicted(row=row, why="peak: not measured")
 
 
 def _longest(lines: Sequence[Line]) -> Prediction:
@@ -85,8 +99,7 @@ def _longest(lines: Sequence[Line]) -> Prediction:
 
     It is the one through the two steps with the fewest.
     """
-    first, last = lines[0], lines[-1]
-    second = next(line for line in lines if line["microbatches"] != first["microbatches"])
+    first, second, last = lines[0], _second(lines), lines[-1]
 
     def step() -> Predicted:
         more = second["microbatches"] - first["microbatches"]

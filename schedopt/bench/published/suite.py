@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
+from math import inf
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -18,6 +19,7 @@ from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import Record, RecordFile, of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
 from schedopt.bench.tables import Row, show
+from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,6 +111,7 @@ def _case(package: str, one: Prediction | Unpredicted) -> Case:
 def _row_case(package: str, prediction: Prediction) -> Case:
     def measure(_: Effort, __: Proceed) -> dict[str, Any]:
         predicted = prediction.predict()
+        _refuse_impossible(package, prediction, predicted.value)
         return {
             "predicted": _rounded(predicted.value),
             "measured": _rounded(prediction.measured),
@@ -121,6 +124,16 @@ def _row_case(package: str, prediction: Prediction) -> Case:
 
     key = {"package": package, "test": prediction.test, "row": prediction.row}
     return Case(ROWS, key, measure)
+
+
+def _refuse_impossible(package: str, prediction: Prediction, value: float) -> None:
+    """Refuse a time or a size below 0: a figure that it comes from cannot be."""
+    if not 0 <= value < inf:
+        raise InputError(
+            f"{value:g} is predicted, and {prediction.measured:g} was measured",
+            field=f"{package} {prediction.test}, {prediction.row}",
+            way_out="Correct its figures, or those of the line that it is fitted on",
+        )
 
 
 def _rounded(value: float) -> float:

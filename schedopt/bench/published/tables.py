@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from schedopt.bench.published.cells import check_column
 from schedopt.errors import InputError
-from schedopt.formats.values import Fault
-from schedopt.validation import LARGEST, LARGEST_COUNT
+from schedopt.validation import show
 
 FORMAT: Final = "schedopt-data/1"
 
 Line: TypeAlias = Mapping[str, Any]
 """A line of a table, by its columns."""
-MEASURES: Final = ("_ns", "_bytes")
-"""How the names of columns end whose figures have units: nothing below 0, or null."""
-
-COUNTS: Final = frozenset(
-    [
-        "tp",
-        "pp",
-        "dp",
-        "cp",
-        "ep",
-        "mbs",
-        "microbatches",
-        "layers",
-        "hidden",
-        "heads",
-        "sequence",
-        "vocabulary",
-        "gpus",
-        "chunks_per_stage",
-    ]
-)
-"""Columns of whole numbers from 1 on, or null."""
-STEP: Final = "step_ns"
-"""What is predicted above all: where it was measured, it is not 0."""
-KINDS: Final = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -166,7 +140,7 @@ def _read(path: Path) -> _Table:
                 field="format",
                 way_out="Give a published table",
             )
-        columns, rows = _list(document, "columns"), _list(document, "rows")
+        columns, rows = _read_columns(document), _list(document, "rows")
         for number, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != len(columns):
                 raise InputError(
@@ -174,68 +148,23 @@ def _read(path: Path) -> _Table:
                     field=f"rows[{number}]",
                     way_out="Give each line a value, or null, for each column",
                 )
-            for column, value in zip(columns, row, strict=True):
-                _check_value(column, value, f"rows[{number}].{column}")
         for place, column in enumerate(columns):
-            _check_alike([row[place] for row in rows], str(column))
-        notes = _list(document, "notes")
+            check_column(column, [row[place] for row in rows])
+        notes = [str(note) for note in _list(document, "notes")]
     lines: list[Line] = [dict(zip(columns, row, strict=True)) for row in rows]
     return _Table(columns, lines, notes, document.get("hardware"))
 
 
-def _check_value(column: str, value: Any, field: str) -> None:
-    if isinstance(value, Fault):
-        raise InputError(value.rule, field=field, way_out=value.way_out)
-    if column.endswith(MEASURES):
-        _check_measure(value, field)
-        if column == STEP and value == 0:
+def _read_columns(document: Mapping[str, Any]) -> list[str]:
+    columns = _list(document, "columns")
+    for number, column in enumerate(columns):
+        if not isinstance(column, str) or column in columns[:number]:
             raise InputError(
-                "no step takes no time", field=field, way_out="Give what it took, or null"
+                f"{show(column)} is no name, or stands twice",
+                field=f"columns[{number}]",
+                way_out="Give each column a name of its own",
             )
-    elif column in COUNTS and value is not None:
-        _check_count(value, field)
-
-
-def _check_alike(values: Sequence[Any], column: str) -> None:
-    """Refuse a value of another kind than most of its column have."""
-    kinds = [_kind(value) for value in values]
-    usual = Counter(kind for kind in kinds if kind).most_common(1)
-    for number, kind in enumerate(kinds):
-        if kind and kind != usual[0][0]:
-            raise InputError(
-                f"is {kind}, and most lines have {usual[0][0]}",
-                field=f"rows[{number}].{column}",
-                way_out="Give what they have, or null",
-            )
-
-
-def _kind(value: Any) -> str:
-    """Return in words what a value is, empty for null."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return "a number"
-    return "" if value is None else KINDS[type(value)]
-
-
-def _check_measure(value: Any, field: str) -> None:
-    """Refuse what is no figure, nor several."""
-    listed = list(value.values()) if isinstance(value, dict) else value
-    for one in listed if isinstance(listed, list) else [listed]:
-        figure = isinstance(one, (int, float)) and not isinstance(one, bool)
-        if one is not None and not (figure and 0 <= one <= LARGEST):
-            raise InputError(
-                f"{one!r:.40} is no time and no size",
-                field=field,
-                way_out=f"Give a number from 0 to {LARGEST}, or null",
-            )
-
-
-def _check_count(value: Any, field: str) -> None:
-    if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
-        raise InputError(
-            f"{value!r:.40} is no whole number from 1 to {LARGEST_COUNT}",
-            field=field,
-            way_out="Give one, or null where it is not known",
-        )
+    return [*columns]
 
 
 def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -64,6 +64,7 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
         yield from _spread(host)
         yield from _memory(lines, "c", "max_allocated_bytes", gradients=False)
         yield from _memory(lines, "c logits", "max_allocated_bytes", gradients=True)
+        yield from _without_peak(lines, "max_allocated_bytes")
     if not tables.lacking(PAPER):
         yield from _of_paper(tables.lines(PAPER, PAPER_COLUMNS))
 
@@ -71,7 +72,8 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
 def _uneven(line: Line) -> str:
     """Return which list is not of all stages, as a reason; empty if each is."""
     for name in OF_STAGES:
-        if len(line[name]) != line["pp"] or None in line[name]:
+        single = all(isinstance(value, (int, float)) for value in line[name])
+        if len(line[name]) != line["pp"] or not single:
             return f"{name} has not one value for each of {line['pp']} stages"
     return ""
 
@@ -85,14 +87,18 @@ def _of_paper(lines: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
         elif not why and line["method"] not in (EVEN, MOVED):
             why = f"the passes of {line['method']} were not measured"
         if why:
-            yield Unpredicted(row=_paper_row(line), why=why)
+            yield Unpredicted(row=_row(line), why=why)
         else:
             plain.append(line)
     yield from _from_shapes(plain)
     yield from _memory(plain, "e", "peak_bytes", gradients=False)
+    yield from _without_peak(plain, "peak_bytes")
 
 
-def _paper_row(line: Line) -> str:
+def _row(line: Line) -> str:
+    """Return what a line is of; those of one host have names."""
+    if "name" in line:
+        return str(line["name"])
     words = "{gpus} GPUs, sequence {sequence}, {method}, vocabulary {vocabulary}"
     return words.format_map(line)
 
@@ -259,12 +265,10 @@ def _memory(
     When a micro-batch leaves, its activations are gone, and the gradient of the embedding lies
     there whole for a while: that is more where the vocabulary is large enough.
     """
-    even = [line for line in lines if line["method"] == EVEN and line[column]]
-    for line in even:
+    for line in _even(lines):
         shape = _shape(line)
-        same = [other for other in even if _alike(line, other)]
-        least = min(same, key=lambda other: float(other["vocabulary"]))
-        if line is least:
+        least = _least(lines, line, column)
+        if line is least or not line[column]:
             continue
 
         def peak(line: Line = line, least: Line = least, shape: Shape = shape) -> Predicted:
@@ -276,6 +280,26 @@ def _memory(
 
         row = f"{_gpus(line)} GPUs, sequence {line['sequence']}, vocabulary {line['vocabulary']}"
         yield Prediction(test=test, row=row, measured=line[column], predict=peak)
+
+
+def _even(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["method"] == EVEN]
+
+
+def _least(lines: Sequence[Line], line: Line, column: str) -> Line:
+    """Return the line of the smallest vocabulary of those like one whose peak was measured."""
+    same = [other for other in _even(lines) if _alike(line, other) and other[column]]
+    return min(same, key=lambda other: float(other["vocabulary"]), default=line)
+
+
+def _without_peak(lines: Sequence[Line], column: str) -> Iterator[Unpredicted]:
+    """Yield the even pipelines whose peaks are not predicted."""
+    for line in _even(lines):
+        if not line[column]:
+            yield Unpredicted(row=_row(line), why="peak: not measured")
+        elif line is _least(lines, line, column):
+            why = "peak: those of larger vocabularies are predicted from it"
+            yield Unpredicted(row=_row(line), why=why)
 
 
 def _gpus(line: Line) -> int:
@@ -291,7 +315,7 @@ def _from_shapes(plain: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
         least = min(same, key=lambda other: float(other["vocabulary"]), default=None)
         if least is None or line is least:
             what = "the efficiency is fitted on it" if least else "no efficiency was measured"
-            yield Unpredicted(row=_paper_row(line), why=f"step: {what}")
+            yield Unpredicted(row=_row(line), why=f"step: {what}")
             continue
 
         def step(line: Line = line, least: Line = least) -> Predicted:
@@ -299,7 +323,7 @@ def _from_shapes(plain: Sequence[Line]) -> Iterator[Prediction | Unpredicted]:
             name = f"TFLOP/s of a GPU, {line['gpus']} GPUs, sequence {line['sequence']}"
             return Predicted(_flop(line) / rate + _update_ns(line), {name: rate / 1000})
 
-        yield Prediction(test="d", row=_paper_row(line), measured=line["step_ns"], predict=step)
+        yield Prediction(test="d", row=_row(line), measured=line["step_ns"], predict=step)
 
 
 def _flop(line: Line) -> float:
