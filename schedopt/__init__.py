@@ -56,7 +56,7 @@ __all__ = [
 # Each name is loaded when it is first used, so that the command line can end quietly on a signal
 # from the first moment on.
 if TYPE_CHECKING:
-    from schedopt.chain import Chain, Layer, Recipe
+    from schedopt.chain import Chain, Layer
     from schedopt.checking import Violation, check
     from schedopt.comparing.builder import compare
     from schedopt.comparing.comparison import Comparison
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from schedopt.problem import Problem
     from schedopt.profile import Profile, Variant
     from schedopt.proofs import Note, Outcome, Proof, ProofKind, Suggestion
+    from schedopt.recipe import Recipe
     from schedopt.result import Bound, Infeasibility, PhaseResult, Result, Rung, SizeResult
     from schedopt.rule import Rule
     from schedopt.scope import Scope
@@ -78,7 +79,7 @@ else:
     _HOMES = {
         "Chain": "schedopt.chain",
         "Layer": "schedopt.chain",
-        "Recipe": "schedopt.chain",
+        "Recipe": "schedopt.recipe",
         "Violation": "schedopt.checking",
         "check": "schedopt.checking",
         "InputError": "schedopt.errors",

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
+from schedopt.recipe import Recipe
 from schedopt.stage import LARGEST_GROUP
 from schedopt.stored import Stored
 from schedopt.units import format_duration, printable
-from schedopt.validation import LARGEST_TOTAL, STRICT, as_rows, as_tuple, check_whole, show
+from schedopt.validation import (
+    LARGEST_TOTAL,
+    STRICT,
+    as_rows,
+    as_tuple,
+    check_mapping,
+    check_whole,
+    show,
+)
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
 MOST_LAYERS: Final = 4096
 STATE_BYTES: Final = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 LARGEST_CHAIN_NS: Final = 2**39
 """The total time of a chain stays below this (about 550 s), so that solvers fit 64 bits."""
+
+Measured = tuple[int, tuple[str, ...]]
+"""Samples of a micro-batch, and modules that are computed again: how a chain was measured."""
+
+
+def say_recomputed(modules: Sequence[str]) -> str:
+    """Say behind a size which modules are computed again; empty if none are."""
+    return f", with {', '.join(modules)} computed again" if modules else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,42 +160,6 @@ def _check_name(name: object) -> None:
         raise InputError(f"{show(name)} is not text", field="name", way_out="Put it in quotes")
 
 
-def _check_mapping(value: object, field: str) -> None:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{show(value)} is not a mapping", field=field, way_out="Give a dict")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How to cut the same model in the same places again.
-
-    A recipe is compared with the model that a user names; it is never obeyed: nothing is imported
-    or run because a file says so.
-
-    Parameters
-    ----------
-    factory : str
-        ``package.module:function`` that builds the model.
-    arguments : mapping
-        What it was called with.
-    torch : str
-        The version of torch.
-    cuts : sequence of str
-        The name of the module at which each layer starts.
-    """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    factory: str
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    torch: str = ""
-    cuts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_mapping(self.arguments, "arguments")
-        as_tuple(self, "cuts")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain(
     Stored, load="schedopt.formats.chains:load_chain", text="schedopt.formats.chains:chain_to_json"
@@ -212,6 +193,10 @@ class Chain(
         at the same time and send each other tokens, as the figures have it. Experts count in
         `weight_bytes` alone, and not in its parts, since nobody else adds up their gradients or
         has a share of their state.
+    recomputed_modules : sequence of str
+        Modules of each layer that are computed again in its backward (selective recompute;
+        Korthikanti et al. 2022), by the names that Megatron-LM has for them, such as *core_attn*.
+        All figures are those of layers that do so.
     recipe : Recipe, optional
         How to cut the model again.
     provenance : mapping
@@ -233,6 +218,7 @@ class Chain(
     samples: int = 1
     context: int = 1
     expert: int = 1
+    recomputed_modules: tuple[str, ...] = ()
     recipe: Recipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -249,7 +235,7 @@ class Chain(
                 way_out=f"Merge layers; at most {MOST_LAYERS} are allowed",
             )
         _check_name(self.name)
-        _check_mapping(self.provenance, "provenance")
+        check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
         check_whole(self, "samples", low=1)
         for name in ("context", "expert"):
@@ -261,6 +247,8 @@ class Chain(
                 field="expert",
                 way_out=f"Give {self.context} or a multiple, or 1",
             )
+        as_tuple(self, "recomputed_modules", str)
+        object.__setattr__(self, "recomputed_modules", tuple(sorted({*self.recomputed_modules})))
         self._check_totals()
         seen: set[int] = set()
         for name in ("same_gpu", "copied"):
@@ -332,6 +320,11 @@ class Chain(
         )
 
     @property
+    def measured(self) -> Measured:
+        """The samples of a micro-batch, and the modules of each layer that are computed again."""
+        return self.samples, self.recomputed_modules
+
+    @property
     def has_halves(self) -> bool:
         """Whether the backward of every layer can be split into its two halves."""
         return all(layer.backward_input_ns is not None for layer in self.layers)
@@ -360,6 +353,8 @@ class Chain(
         for name in ("context", "expert"):
             if (count := getattr(self, name)) > 1:
                 document[name] = count
+        if self.recomputed_modules:
+            document["recomputed_modules"] = self.recomputed_modules
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -121,6 +121,31 @@ def why_not_together(chain: Chain, engine: Engine, *, shared: bool, tensor: int)
     return "", ""
 
 
+def may_recompute_modules(engine: Engine, modules: Sequence[str]) -> bool:
+    """Whether an engine can compute modules of layers again.
+
+    Megatron-LM is told them by name. In a script of one's own the model does it.
+    """
+    return not modules or engine in ("megatron", "torch")
+
+
+def may_recompute_layers(chain: Chain, engine: Engine) -> bool:
+    """Whether whole layers may be computed again: in Megatron-LM not beside modules of layers."""
+    return engine != "megatron" or not chain.recomputed_modules
+
+
+def why_not_modules(chain: Chain, engine: Engine) -> tuple[str, str]:
+    """Return why an engine cannot compute modules of layers again, and the way out; or nothing."""
+    modules = chain.recomputed_modules
+    if may_recompute_modules(engine, modules):
+        return "", ""
+    return (
+        f"the chain has layers that compute {', '.join(modules)} again, of which {TITLES[engine]} "
+        "knows no such names",
+        "Give a chain of layers that do not (recomputed_modules), or ask for another engine",
+    )
+
+
 def may_be_empty(engine: Engine | None) -> bool:
     """Whether a stage that is neither the first nor the last one may have no layers."""
     return engine == "megatron"
@@ -149,6 +174,7 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
         or _why_no_grid(stages)
         or _why_not_rounds(stages, engine)
         or _why_not_predictors(chain, stages, engine)
+        or why_not_modules(chain, engine)[0]
         or _why_not_recompute(chain, stages, engine)
     )
 
@@ -234,6 +260,11 @@ def _why_not_recompute(chain: Chain, stages: Sequence[Stage], engine: Engine) ->
     """Return why an engine cannot recompute what stages do."""
     if not any(stage.recompute for stage in stages):
         return ""
+    if not may_recompute_layers(chain, engine):
+        modules = ", ".join(chain.recomputed_modules)
+        return (
+            f"stages compute whole layers again, and layers {modules}, where one excludes the other"
+        )
     units = recomputable_units(chain, engine)
     own = [
         [unit for unit in units if stage.first <= unit[0] and unit[1] <= stage.last]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from schedopt.chain import Chain
-from schedopt.engine import TITLES, stage_begins
+from schedopt.engine import TITLES, stage_begins, why_not_modules
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.profile import Variant, check_alike, check_together
@@ -98,6 +98,9 @@ class Problem:
                     way_out="Give the micro-batches of a step, or a batch (solve.batch)",
                 )
             stage_begins(self.chain, self.scope.engine)
+            why, way_out = why_not_modules(self.chain, self.scope.engine)
+            if why:
+                raise InputError(why, field="scope.engine", way_out=way_out)
 
     def _check_step(self, every: range) -> None:
         """Require of replicas a step that ends with the update of all of it, or no updates."""
@@ -149,6 +152,12 @@ class Problem:
                     f"{variant.chain.samples}, and the chain has {self.chain.samples}",
                     field=f"{field}.chain.samples",
                     way_out="Give variants of one size of micro-batches",
+                )
+            if variant.chain.measured != self.chain.measured:
+                raise InputError(
+                    "other modules are computed again than in the chain",
+                    field=f"{field}.chain.recomputed_modules",
+                    way_out="Give variants of layers that run alike",
                 )
         for number, stage in enumerate(self.stages):
             if stage.tensor not in (1, *(variant.tensor for variant in self.variants)):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-from schedopt.chain import Chain
+from schedopt.chain import Chain, Measured, say_recomputed
 from schedopt.errors import InputError
 from schedopt.stage import LARGEST_GROUP
 from schedopt.stored import Stored
+from schedopt.units import counted
 from schedopt.validation import STRICT, as_tuple, check_whole, show
 
 PROFILE_FORMAT: Final = "schedopt.profile/1"
@@ -98,6 +100,12 @@ def check_alike(one: Chain, other: Chain, field: str) -> None:
             )
 
 
+def say_measured(measured: Measured) -> str:
+    """Say how a chain was measured."""
+    samples, modules = measured
+    return f"{counted(samples, 'sample')}{say_recomputed(modules)}"
+
+
 def check_together(one: Chain, other: Chain, field: str) -> None:
     """Require that as many GPUs share each sequence, and the experts, in two chains.
 
@@ -129,8 +137,9 @@ class Profile(
     Parameters
     ----------
     variants : sequence of Variant
-        One for each tensor degree and number of samples of a micro-batch (`Chain.samples`). The
-        layers, their names and their ties are the same in all.
+        One for each tensor degree, number of samples of a micro-batch (`Chain.samples`) and set of
+        modules that are computed again (`Chain.recomputed_modules`). The layers, their names and
+        their ties are the same in all.
     name : str
         What a person calls it.
 
@@ -155,12 +164,12 @@ class Profile(
             raise InputError(
                 f"{show(self.name)} is not text", field="name", way_out="Put it in quotes"
             )
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, Measured]] = set()
         for number, variant in enumerate(self.variants):
-            key = variant.tensor, variant.chain.samples
+            key = variant.tensor, variant.chain.measured
             if key in seen:
                 raise InputError(
-                    f"tensor degree {key[0]} with {key[1]} samples is there twice",
+                    f"tensor degree {key[0]} with {say_measured(key[1])} is there twice",
                     field=f"variants[{number}]",
                     way_out="Keep one of them",
                 )
@@ -172,6 +181,11 @@ class Profile(
     def sizes(self) -> tuple[int, ...]:
         """The numbers of samples of a micro-batch, ascending."""
         return tuple(sorted({variant.chain.samples for variant in self.variants}))
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """What there is of each: sizes of micro-batches, and modules that are computed again."""
+        return tuple(sorted({variant.chain.measured for variant in self.variants}))
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -203,21 +217,34 @@ class Profile(
             )
         return replace(self, variants=alike)
 
-    def of_size(self, samples: int) -> tuple[Chain, tuple[Variant, ...]]:
+    def of_size(
+        self, samples: int, recomputed: Sequence[str] | None = None
+    ) -> tuple[Chain, tuple[Variant, ...]]:
         """Return the chain on one GPU for a size of micro-batches, and its variants in groups.
+
+        `recomputed` are the modules of each layer that are computed again; None: there is no
+        choice.
 
         Raises
         ------
         InputError
-            If it was not measured on one GPU with such micro-batches.
+            If it was not measured on one GPU with such micro-batches, or several times.
         """
+        known = [modules for size, modules in self.measured if size == samples]
+        if recomputed is None and len(known) > 1:
+            raise InputError(
+                f"{' and '.join(say_measured((samples, modules)) for modules in known)} are there",
+                field="variants",
+                way_out="Ask for a batch (solve.batch), which chooses, or keep one of them",
+            )
+        own = (samples, known[0] if recomputed is None and known else tuple(recomputed or ()))
         alike = sorted(
-            (variant for variant in self.variants if variant.chain.samples == samples),
+            (variant for variant in self.variants if variant.chain.measured == own),
             key=lambda variant: variant.tensor,
         )
         if not alike or alike[0].tensor != 1:
             raise InputError(
-                f"no variant of {samples} samples is for one GPU (tensor 1)",
+                f"no variant of {say_measured(own)} is for one GPU (tensor 1)",
                 field="variants",
                 way_out="Measure one, or leave the variants of this size out",
             )

@@ -14,7 +14,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Proof, ProofKind, Suggestion
 from schedopt.stored import Stored, find_function
 from schedopt.units import counted, format_bytes, format_duration
-from schedopt.validation import STRICT, Ratio, check_ratio
+from schedopt.validation import STRICT, Ratio, as_tuple, check_ratio
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -145,6 +145,8 @@ class SizeResult:
         No step with such micro-batches is shorter, ns.
     infeasible : bool
         Whether there is no plan with them.
+    recomputed_modules : sequence of str
+        Modules of each layer that are computed again, where a profile has layers of several kinds.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -154,8 +156,10 @@ class SizeResult:
     step_ns: int | None = None
     bound_exact: Ratio = (0, 1)
     infeasible: bool = False
+    recomputed_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        as_tuple(self, "recomputed_modules", str)
         check_ratio(self, "bound_exact")
 
     @property
@@ -199,8 +203,9 @@ class Result(
     version : str
         Of schedopt.
     sizes : tuple of SizeResult
-        Where micro-batches of several sizes may make the batch: what was found for each, by its
-        samples. The problem, its plan and its bounds are those of the size that is best.
+        Where micro-batches of several sizes may make the batch, or layers of several kinds: what
+        was found for each, by its samples. The problem, its plan and its bounds are those of the
+        size that is best.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, SupportsIndex, TypeGuard, cast
 
@@ -92,6 +92,12 @@ def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
         raise InputError(
             f"{show(value)} is not known", field=name, way_out=f"Choose {' or '.join(choices)}"
         )
+
+
+def check_mapping(value: object, field: str) -> None:
+    """Require a mapping."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{show(value)} is not a mapping", field=field, way_out="Give a dict")
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:

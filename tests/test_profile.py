@@ -9,8 +9,10 @@ import pytest
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.profile import Profile, Variant, of_one_size
+from schedopt.scope import Scope
 from tests.tensor_groups import chain_in_group, two_nodes, variants
 
 
@@ -31,6 +33,12 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "profile.json") == profile()
 
 
+def test_a_file_says_which_modules_are_computed_again(tmp_path: Path) -> None:
+    chain = replace(chain_in_group(1), recomputed_modules=("core_attn",))
+    chain.save(tmp_path / "chain.json")
+    assert Chain.load(tmp_path / "chain.json") == chain
+
+
 def test_a_chain_is_a_profile_of_one_variant(tmp_path: Path) -> None:
     chain = chain_in_group(1)
     chain.save(tmp_path / "chain.json")
@@ -48,7 +56,7 @@ def test_of_each_size_there_is_a_chain_and_what_it_costs_in_groups() -> None:
 
 def test_a_size_that_was_not_measured_on_one_gpu_is_refused() -> None:
     lacking = Profile(variants=variants())
-    with pytest.raises(InputError, match="no variant of 1 samples is for one GPU"):
+    with pytest.raises(InputError, match="no variant of 1 sample is for one GPU"):
         lacking.of_size(1)
 
 
@@ -96,7 +104,7 @@ def test_variants_of_other_layers_are_refused(second: Chain, field: str, rule: s
 
 
 def test_a_variant_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="tensor degree 2 with 1 samples is there twice"):
+    with pytest.raises(InputError, match="tensor degree 2 with 1 sample is there twice"):
         Profile(variants=2 * variants((2,)))
 
 
@@ -109,3 +117,30 @@ def test_the_variants_of_a_problem_have_the_samples_of_its_chain() -> None:
 def test_the_variants_of_a_problem_ascend() -> None:
     with pytest.raises(InputError, match="2 comes behind 4"):
         Problem(chain=chain_in_group(1), platform=two_nodes(), variants=variants((4, 2)))
+
+
+def test_layers_of_which_modules_are_computed_again_are_variants_too() -> None:
+    kept = chain_in_group(1)
+    again = replace(kept, recomputed_modules=("mlp", "core_attn", "mlp"))
+    assert again.recomputed_modules == ("core_attn", "mlp")
+    assert again.sha256 != kept.sha256
+    both = Profile(variants=(Variant(tensor=1, chain=kept), Variant(tensor=1, chain=again)))
+    assert both.measured == ((1, ()), (1, ("core_attn", "mlp")))
+    assert both.of_size(1, ("core_attn", "mlp")) == (again, ())
+    assert both.of_size(1, ()) == (kept, ())
+    with pytest.raises(InputError, match="1 sample and 1 sample, with core_attn, mlp computed"):
+        both.of_size(1)
+    assert Profile(variants=both.variants[1:]).of_size(1) == (again, ())
+
+
+def test_a_problem_has_variants_of_layers_that_run_alike() -> None:
+    chain = chain_in_group(1)
+    other = replace(chain_in_group(2), recomputed_modules=("mlp",))
+    with pytest.raises(InputError, match="other modules are computed again") as caught:
+        Problem(
+            chain=chain,
+            platform=Platform(2, "1M"),
+            scope=Scope(tensor=None),
+            variants=(Variant(tensor=2, chain=other),),
+        )
+    assert caught.value.field == "variants[0].chain.recomputed_modules"

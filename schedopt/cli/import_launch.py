@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from schedopt.chain import say_recomputed
 from schedopt.cli.options import TrainingStateName, load_profile, naming_options
 from schedopt.cli.plans import say_over
 from schedopt.cli.platform_options import PlatformOptions
@@ -152,6 +153,7 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
     }[launch.shard]
     context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
     context += ", experts shared by all" if launch.expert > 1 else ""
+    context += say_recomputed(launch.recomputed_modules)
     typer.echo(
         f"Plan      {TITLES[launch.engine]}: {counted(len(launch.stages), 'stage')} on "
         f"{counted(launch.ranks, 'pipeline rank')}, "
@@ -241,6 +243,7 @@ def _document(found: ImportedLaunch) -> dict[str, Any]:
         "context": launch.context,
         "expert": launch.expert,
         "shard": launch.shard,
+        "recomputed_modules": list(launch.recomputed_modules),
         "fits": result.status != "unknown",
         "memory_bytes": needs,
         "over_bytes": max(0, *over),

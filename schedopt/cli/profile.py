@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 USED: Final[Mapping[str, frozenset[str]]] = {
     "--links": frozenset({"links", "output", "device", "warmup", "repeats"}),
-    "--shape": frozenset({"shape", "output", "on", "batch", "tensor_parallel", "seq", "dtype"}),
+    "--shape": frozenset(
+        {"shape", "output", "on", "batch", "tensor_parallel", "seq", "dtype", "recompute_modules"}
+    ),
     "--fake": frozenset(
         {"fake", "output", "model", "on", "flops", "batch", "tensor_parallel", "seq", "image"}
         | {"dtype", "optimizer", "min_share"}
@@ -106,6 +108,11 @@ def profile_model(
         "expert-parallel; predictors (MTP); context-parallel. Work and bytes follow from "
         "formulas, times from --on; in bfloat16, trained with Adam. Needs no torch.",
     ] = None,
+    recompute_modules: Annotated[
+        str | None,
+        "NAME,...: With --shape: measure each layer also with these modules computed again in the "
+        "backward (selective recompute): core_attn, layernorm, mlp, moe, moe_act.",
+    ] = None,
     flops: Annotated[
         str | None, "RATE: With --fake: floating-point operations a second, such as 300T."
     ] = None,
@@ -157,8 +164,15 @@ def profile_model(
     if tensor_parallel is not None:
         degrees = parse_counts(tensor_parallel, "--tensor-parallel", "GPUs")
     if shape is not None:
-        write_shape(shape, on, config, sizes or [1], degrees, output)
+        modules = [] if recompute_modules is None else recompute_modules.split(",")
+        write_shape(shape, on, config, sizes or [1], degrees, modules, output)
         return
+    if recompute_modules is not None:
+        raise InputError(
+            "the modules of a model that is given are not known",
+            field="--recompute-modules",
+            way_out="Give a --shape, or a model that computes them again by itself",
+        )
     if model is None:
         raise InputError(
             "not given",

@@ -20,6 +20,7 @@ def write_shape(
     config: ModelOptions,
     sizes: Sequence[int],
     degrees: Sequence[int],
+    recomputed_modules: Sequence[str],
     output: Path,
 ) -> None:
     """Write the profile of a decoder given by numbers, and print it."""
@@ -38,9 +39,16 @@ def write_shape(
         raise InputError(
             f"{sequence} is no number of tokens", field="--seq", way_out="Give 1 or more"
         )
-    with naming_options({"degrees": "tensor-parallel"}):
+    with naming_options({"degrees": "tensor-parallel", "recomputed_modules": "recompute-modules"}):
         shape, rates = read_shape(text), find_rates(on, "half")
-        profile = make_profile(shape, rates, sequence=sequence, sizes=sizes, degrees=degrees)
+        profile = make_profile(
+            shape,
+            rates,
+            sequence=sequence,
+            sizes=sizes,
+            degrees=degrees,
+            recomputed_modules=recomputed_modules,
+        )
     if len(profile.variants) == 1 and profile.degrees == (1,):
         chain = profile.variants[0].chain
         chain.save(output)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def print_profile(profile: Profile, kept: Sequence[bool] = ()) -> None:
     """Print a row for each variant; `kept` says which were taken from the file as they were."""
     rows = []
+    again = ("Computed again",) if any(modules for _, modules in profile.measured) else ()
     for number, variant in enumerate(profile.variants):
         chain = variant.chain
         forward = sum(layer.forward_ns for layer in chain.layers)
@@ -29,6 +30,7 @@ def print_profile(profile: Profile, kept: Sequence[bool] = ()) -> None:
             (
                 str(variant.tensor),
                 str(chain.samples),
+                *([", ".join(chain.recomputed_modules)] if again else ()),
                 format_duration(forward),
                 format_duration(backward),
                 format_duration((forward + backward) // chain.samples),
@@ -37,13 +39,16 @@ def print_profile(profile: Profile, kept: Sequence[bool] = ()) -> None:
                 *(["kept" if kept[number] else "new"] if kept else ()),
             )
         )
-    columns = ("Tensor", "Samples", "Forward", "Backward", "A sample", "Saved", "Weights")
+    columns = (
+        *("Tensor", "Samples", *again),
+        *("Forward", "Backward", "A sample", "Saved", "Weights"),
+    )
     table = Table(
         title=f"{printable(profile.name)}: {len(profile.variants[0].chain.layers)} layers in "
         f"{len(profile.variants)} variants",
         columns=(*columns, "") if kept else columns,
         rows=tuple(rows),
-        words=("",) if kept else (),
+        words=(*again, *([""] if kept else ())),
     )
     print_table(make_console(), table)
 

@@ -3,7 +3,8 @@
 They stand in an array of bash, to be passed to ``pretrain_gpt.py``. The layout
 (`schedopt.megatron_layout`) says what lies on each stage; stage s is on rank s mod P. So placement
 is round robin, each rank has equally many stages, and the final norm is always with the head. Of
-each stage the first ``--recompute-num-layers`` transformer layers are recomputed.
+each stage the first ``--recompute-num-layers`` transformer layers are recomputed, or of all of them
+the modules that the chain names (``--recompute-modules``).
 
 Sizes that a plan does not use are 1 and written too, so that arguments in front of these do not
 count. Ranks are numbered as the GPUs lie: tensor, then context, then data, then pipeline.
@@ -72,8 +73,11 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
 def _describe_others(plan: Plan) -> Iterator[str]:
     """Yield the arguments with which it is another step, whatever stands behind them."""
     names = [*_WITHOUT_LAYOUT, "--recompute-activations", *_WITHOUT_SHARDS]
-    if not any(stage.recompute for stage in plan.stages):
-        names += ["--recompute-granularity", "--recompute-method", "--recompute-num-layers"]
+    whole = any(stage.recompute for stage in plan.stages)
+    modules = bool(plan.chain.recomputed_modules)
+    names += [] if whole or modules else ["--recompute-granularity"]
+    names += [] if whole else ["--recompute-method", "--recompute-num-layers"]
+    names += [] if modules else ["--recompute-modules"]
     if plan.stages[0].shard == "none":
         names += ["--use-distributed-optimizer", "--overlap-param-gather"]
     told = f"Take out of those, where they are: {', '.join(names)}."
@@ -122,6 +126,9 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
         yield "--recompute-granularity full"
         yield "--recompute-method block"
         yield f"--recompute-num-layers {redone}"
+    elif modules := plan.chain.recomputed_modules:
+        yield "--recompute-granularity selective"
+        yield f"--recompute-modules {' '.join(modules)}"
     size = micro_batch_size(plan)
     if size is not None:
         yield f"--micro-batch-size {size}"

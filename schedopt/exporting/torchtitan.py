@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from schedopt.actions import gpu_ranks
 from schedopt.checking.engine import find_inexpressible
+from schedopt.engine import why_not_modules
 from schedopt.errors import InputError
 from schedopt.exporting.own_order import micro_batch_size, own_step, rank_count
 from schedopt.exporting.targets import refused
@@ -49,11 +50,14 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     Raises
     ------
     InputError
-        For a single GPU of a step without updates, another placement than a loop or a V, stages
-        that are no runs of whole modules of a decoder, weights that stages share, and all that
-        `torch_csv` refuses; for a training step, or recompute, that is not in the order of
-        torchtitan.
+        For layers of which modules are computed again, a single GPU of a step without updates,
+        another placement than a loop or a V, stages that are no runs of whole modules of a decoder,
+        weights that stages share, and all that `torch_csv` refuses; for a training step, or
+        recompute, that is not in the order of torchtitan.
     """
+    why, way_out = why_not_modules(plan.chain, "torchtitan")
+    if why:
+        raise refused("torchtitan", why, way_out)
     pipeline, count, own = plan, microbatches, False
     redone = any(stage.recompute for stage in plan.stages)
     if not plan.rule.is_given or (redone and not [*find_inexpressible(plan, "torchtitan")]):

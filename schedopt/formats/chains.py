@@ -32,6 +32,7 @@ def chain_document(chain: Chain) -> dict[str, Any]:
             for name in ("samples", "context", "expert")
             if (count := getattr(chain, name)) > 1
         },
+        "recomputed_modules": document["recomputed_modules"],
         "recipe": recipe,
         "provenance": dict(chain.provenance),
     }

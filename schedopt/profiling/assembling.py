@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from schedopt.chain import Chain, Layer, Recipe
+from schedopt.chain import Chain, Layer
 from schedopt.profiling.devices import describe, median_ns, spread
 from schedopt.profiling.measuring import Measured
 from schedopt.profiling.model import Model
 from schedopt.profiling.saved_tensors import first_saved, saved_before
 from schedopt.profiling.states import tensor_bytes, tied_layers
+from schedopt.recipe import Recipe
 
 
 def make_chain(model: Model, measured: Measured, provenance: Mapping[str, Any]) -> Chain:

@@ -12,15 +12,14 @@ with products, the exchange between experts, and that some experts get more toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 from schedopt.chain import Chain, Layer
-from schedopt.errors import InputError
+from schedopt.profiling.decoder_shape import Batch, Decoder
 from schedopt.profiling.rates import Roofline
-from schedopt.validation import check_whole
 
 HALF: Final = 2
 """Bytes of an activation and of a parameter."""
@@ -32,170 +31,6 @@ LOGITS: Final = 6
 """Bytes of a logit that the loss reads and writes each way: in half and in single precision."""
 ATTENTION_BACK: Final = Fraction(5, 2)
 """Backward over forward of attention: scores again, then four products in place of two."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """What attention costs, whatever it is made of.
-
-    Parameters
-    ----------
-    products : sequence of (int, int)
-        Inputs and outputs of each projection of a token.
-    queries : int
-        Values of all heads that are compared for a query and a key.
-    values : int
-        Values of all heads that are added up for a query and a key.
-    kept : int
-        Values of a token that are kept for the backward beside the input: queries, keys, values,
-        output, and what low ranks lie between.
-    keys : int, optional
-        With how many keys a query is compared at most. Default: all up to its own.
-    """
-
-    products: tuple[tuple[int, int], ...]
-    queries: int
-    values: int
-    kept: int
-    keys: int | None = None
-
-    @classmethod
-    def grouped(cls, hidden: int, heads: int, kv_heads: int, head: int) -> Attention:
-        """Return attention whose keys and values several heads share (Ainslie et al. 2023)."""
-        width, shared = heads * head, kv_heads * head
-        return cls(
-            products=((hidden, width + 2 * shared), (width, hidden)),
-            queries=width,
-            values=width,
-            kept=2 * width + 2 * shared,
-        )
-
-    @classmethod
-    def latent(
-        cls,
-        hidden: int,
-        heads: int,
-        *,
-        ranks: tuple[int, int],
-        head: tuple[int, int, int],
-        keys: int | None = None,
-    ) -> Attention:
-        """Return attention through low ranks (DeepSeek-V2, 2024, section 2.1 and appendix C).
-
-        `ranks` are those of queries and of keys and values; `head` has what a head compares
-        without and with its position, and what it adds up.
-        """
-        (rank, shared), (plain, turned, value) = ranks, head
-        width, added = heads * (plain + turned), heads * value
-        return cls(
-            products=(
-                (hidden, rank + shared + turned),
-                (rank, width),
-                (shared, heads * (plain + value)),
-                (added, hidden),
-            ),
-            queries=width,
-            values=added,
-            kept=rank + shared + turned + 2 * width + 2 * added,
-            keys=keys,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """Feed-forward networks of which a token goes through some.
-
-    Parameters
-    ----------
-    count, active, shared : int
-        How many there are, how many a token is sent to, and how many take every token.
-    ffn : int
-        Values inside of each.
-    """
-
-    count: int
-    active: int
-    shared: int
-    ffn: int
-
-    def __post_init__(self) -> None:
-        for name in ("count", "active", "ffn"):
-            check_whole(self, name, low=1)
-        check_whole(self, "shared")
-        if self.active > self.count:
-            raise InputError(
-                f"{self.active} are more than all {self.count}",
-                field="active",
-                way_out="Give the experts that one token is sent to",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """The shape of a decoder with gated feed-forward networks (SwiGLU) and a head of its own.
-
-    Parameters
-    ----------
-    layers, hidden, ffn, vocabulary : int
-    attention : Attention
-    experts : Experts, optional
-    dense : int
-        Layers, the first ones, whose feed-forward network is that of `ffn` all the same.
-    predictors : int
-        Layers behind the last one that predict a further token each (multi-token prediction,
-        DeepSeek-V3, 2024, section 2.2): a layer that takes two hidden states, and the head again.
-    name : str
-    """
-
-    layers: int
-    hidden: int
-    ffn: int
-    vocabulary: int
-    attention: Attention
-    experts: Experts | None = None
-    dense: int = 0
-    predictors: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "vocabulary"):
-            check_whole(self, name, low=1)
-        for name in ("ffn", "dense", "predictors"):
-            check_whole(self, name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A micro-batch, and the GPUs that share it.
-
-    Parameters
-    ----------
-    sequence : int
-        Tokens of a sample.
-    samples : int
-    tensor, context, expert : int
-        GPUs that share each layer, each sequence, and the experts of each layer.
-    """
-
-    sequence: int
-    samples: int = 1
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("sequence", "samples", "tensor", "context", "expert"):
-            check_whole(self, name, low=1)
-
-    @property
-    def tokens(self) -> Fraction:
-        """Tokens of a GPU."""
-        return Fraction(self.sequence * self.samples, self.context)
-
-    @property
-    def split(self) -> Fraction:
-        """The part of a layer, for all tokens of its GPU, that is a GPU's own work."""
-        return self.tokens / self.tensor
 
 
 class _Product(NamedTuple):
@@ -232,6 +67,8 @@ class _Part:
         Bytes of a token that are kept for the backward.
     looked_up : int
         Weights of which a token reads a row alone.
+    again : _Part, optional
+        What of this is computed again in the backward; its `kept` is not kept.
     """
 
     products: tuple[_Product, ...] = ()
@@ -240,6 +77,7 @@ class _Part:
     touched: int = 0
     kept: int = 0
     looked_up: int = 0
+    again: _Part | None = None
 
 
 def make_chain(decoder: Decoder, batch: Batch, rates: Roofline) -> Chain:
@@ -255,6 +93,7 @@ def make_chain(decoder: Decoder, batch: Batch, rates: Roofline) -> Chain:
         samples=batch.samples,
         context=batch.context,
         expert=batch.expert,
+        recomputed_modules=batch.recomputed_modules,
         provenance={"source": "estimated", "times": rates.times, "dtype": "bfloat16"},
     )
 
@@ -323,17 +162,91 @@ def _block(decoder: Decoder, batch: Batch, *, with_experts: bool) -> _Part:
     # Gate and input go in, their product comes out; all three are kept.
     touched += HALF * 3 * inside
     kept += HALF * 3 * inside
-    return _Part(
+    part = _Part(
         products=tuple(own),
         shared=tuple(shared),
         attention=_whole(compared),
         touched=touched,
         kept=kept,
     )
+    return replace(part, again=_again(decoder, part, batch.recomputed_modules, with_experts))
+
+
+def _again(
+    decoder: Decoder, part: _Part, modules: Collection[str], with_experts: bool
+) -> _Part | None:
+    """Return what modules of a transformer layer do when they are computed again; None: nothing."""
+    hidden, experts = decoder.hidden, decoder.experts if with_experts else None
+    parts = []
+    if "core_attn" in modules:
+        parts.append(_Part(attention=part.attention))
+    if "layernorm" in modules:
+        # Two norms read a hidden state and write another one, which is not kept.
+        parts.append(_Part(touched=HALF * 4 * hidden, kept=HALF * 2 * hidden))
+    if experts is None:
+        if "mlp" in modules:
+            inside = HALF * 3 * decoder.ffn
+            parts.append(_Part(products=part.products[-2:], touched=inside, kept=inside))
+    else:
+        active = HALF * experts.active
+        if "moe" in modules:
+            inside = 3 * HALF * (experts.active + experts.shared) * experts.ffn
+            parts.append(
+                _Part(
+                    products=part.products[len(decoder.attention.products) :],
+                    shared=part.shared,
+                    touched=inside + 2 * (HALF + active) * hidden,
+                    kept=inside + active * hidden,
+                )
+            )
+        elif "moe_act" in modules:
+            parts.append(_Part(touched=3 * active * experts.ffn, kept=active * experts.ffn))
+    if not parts:
+        return None
+    return _Part(
+        products=tuple(product for one in parts for product in one.products),
+        shared=tuple(product for one in parts for product in one.shared),
+        attention=sum(one.attention for one in parts),
+        touched=sum(one.touched for one in parts),
+        kept=sum(one.kept for one in parts),
+    )
 
 
 def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> Layer:
     """Return a layer of the chain; `sent` are the bytes of a token that go on from it."""
+    products, attention, touched = _times(part, batch, rates)
+    again = part.again or _Part()
+    weights = part.looked_up + sum(product.weights for product in part.products)
+    experts = sum(product.weights for product in part.shared)
+    parameters = _whole(
+        Fraction(weights, batch.tensor) + Fraction(experts, batch.tensor * batch.expert)
+    )
+    # Others have what no GPU has alone.
+    common = parameters if batch.expert == 1 else _whole(Fraction(weights, batch.tensor))
+    return Layer(
+        name=name,
+        forward_ns=_whole(products + attention + touched),
+        # Of a product the gradients of input and weights, each a product as large.
+        backward_ns=_whole(
+            2 * products
+            + ATTENTION_BACK * attention
+            + 2 * touched
+            + sum(_times(again, batch, rates))
+        ),
+        weight_bytes=(HALF + GRADIENT + STATE) * parameters,
+        activation_bytes=_whole(batch.split * sent),
+        saved_bytes=_whole(batch.split * (part.kept - again.kept)),
+        # What is not kept lies there while the layer runs.
+        workspace_bytes=_whole(batch.split * again.kept) if again.kept else None,
+        parameter_bytes=HALF * common,
+        gradient_bytes=GRADIENT * common,
+        optimizer_bytes=STATE * common,
+        update_ns=_whole(rates.moving_ns(2 * (HALF + STATE) * parameters)),
+    )
+
+
+def _times(part: _Part, batch: Batch, rates: Roofline) -> tuple[Fraction, Fraction, Fraction]:
+    """Return how long products, attention and passes over memory take in a forward, ns."""
     products = sum(
         (
             _product_ns(product, batch, rates, holders)
@@ -346,27 +259,7 @@ def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> 
         start=Fraction(0),
     )
     attention = batch.split * part.attention * 10**9 / rates.flops
-    touched = rates.moving_ns(_whole(batch.split * part.touched))
-    weights = part.looked_up + sum(product.weights for product in part.products)
-    experts = sum(product.weights for product in part.shared)
-    parameters = _whole(
-        Fraction(weights, batch.tensor) + Fraction(experts, batch.tensor * batch.expert)
-    )
-    # Others have what no GPU has alone.
-    common = parameters if batch.expert == 1 else _whole(Fraction(weights, batch.tensor))
-    return Layer(
-        name=name,
-        forward_ns=_whole(products + attention + touched),
-        # Of a product the gradients of input and weights, each a product as large.
-        backward_ns=_whole(2 * products + ATTENTION_BACK * attention + 2 * touched),
-        weight_bytes=(HALF + GRADIENT + STATE) * parameters,
-        activation_bytes=_whole(batch.split * sent),
-        saved_bytes=_whole(batch.split * part.kept),
-        parameter_bytes=HALF * common,
-        gradient_bytes=GRADIENT * common,
-        optimizer_bytes=STATE * common,
-        update_ns=_whole(rates.moving_ns(2 * (HALF + STATE) * parameters)),
-    )
+    return products, attention, rates.moving_ns(_whole(batch.split * part.touched))
 
 
 def _product_ns(product: _Product, batch: Batch, rates: Roofline, holders: int) -> Fraction:

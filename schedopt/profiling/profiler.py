@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from schedopt.chain import Chain, Recipe
+from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.profiling.model import Model, require_torch
+from schedopt.recipe import Recipe
 
 if TYPE_CHECKING:
     from schedopt.profiling.group_operators import Group

@@ -11,7 +11,8 @@ from typing import Final, NoReturn
 from schedopt.chain import MOST_LAYERS, Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile, Variant
-from schedopt.profiling.decoder import HALF, Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.decoder import HALF, make_chain
+from schedopt.profiling.decoder_shape import Attention, Batch, Decoder, Experts
 from schedopt.profiling.rates import Roofline
 from schedopt.stage import LARGEST_GROUP
 from schedopt.validation import show
@@ -133,6 +134,7 @@ def make_profile(
     sequence: int,
     sizes: Sequence[int] = (1,),
     degrees: Sequence[int] = (1,),
+    recomputed_modules: Sequence[str] = (),
 ) -> Profile:
     """Return the chains of a decoder for sizes of micro-batches in tensor groups.
 
@@ -149,11 +151,15 @@ def make_profile(
         Tokens of a sample.
     sizes, degrees : sequence of int
         Samples of a micro-batch, and GPUs of a tensor group.
+    recomputed_modules : sequence of str
+        Modules of a transformer layer (`decoder.MODULES`). Each chain is there without and with
+        them computed again.
 
     Raises
     ------
     InputError
-        If a group does not share the attention heads evenly, or a layer is too large for a chain.
+        If a group does not share the attention heads evenly, a layer is too large for a chain, or
+        layers have no such modules.
     """
     for degree in degrees:
         if shape.heads % degree:
@@ -164,21 +170,23 @@ def make_profile(
             )
     variants = []
     for samples in sizes:
-        alone = _chain(shape, rates, sequence, samples, 1)
-        for degree in degrees:
-            chain = _chain(shape, rates, sequence, samples, degree)
-            variants.append(Variant(tensor=degree, chain=_in_group(chain, alone, rates, degree)))
+        for modules in dict.fromkeys([(), tuple(recomputed_modules)]):
+            batch = Batch(
+                sequence=sequence,
+                samples=samples,
+                context=shape.context,
+                expert=shape.expert,
+                recomputed_modules=modules,
+            )
+            alone = _chain(shape, rates, batch)
+            for degree in degrees:
+                chain = _chain(shape, rates, replace(batch, tensor=degree))
+                one = Variant(tensor=degree, chain=_in_group(chain, alone, rates, degree))
+                variants.append(one)
     return Profile(variants=tuple(variants), name=shape.decoder.name)
 
 
-def _chain(shape: Shape, rates: Roofline, sequence: int, samples: int, degree: int) -> Chain:
-    batch = Batch(
-        sequence=sequence,
-        samples=samples,
-        tensor=degree,
-        context=shape.context,
-        expert=shape.expert,
-    )
+def _chain(shape: Shape, rates: Roofline, batch: Batch) -> Chain:
     try:
         chain = make_chain(shape.decoder, batch, rates)
         sent = HALF * batch.split * shape.compared

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from schedopt.chain import Chain, Recipe
+from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile, Variant
 from schedopt.profiling.model import Model
 from schedopt.profiling.profiler import Estimator, Profiler
+from schedopt.recipe import Recipe
 from schedopt.units import printable
 
 _OWN: Final = ("micro_batch", "date")

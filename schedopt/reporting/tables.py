@@ -142,12 +142,15 @@ def layer_names(plan: Plan, stage: Stage) -> str:
 
 def size_table(result: Result) -> Table:
     """Return a row for each size of micro-batches that was asked about."""
+    again = ("Computed again",) if any(size.recomputed_modules for size in result.sizes) else ()
     return Table(
         title="Micro-batches",
-        columns=("Samples", "Micro-batches", "Step", "Bound"),
+        columns=("Samples", *again, "Micro-batches", "Step", "Bound"),
+        words=again,
         rows=tuple(
             (
                 str(size.samples),
+                *([", ".join(size.recomputed_modules)] if again else ()),
                 str(size.microbatches),
                 "impossible"
                 if size.infeasible

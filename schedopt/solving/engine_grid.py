@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedopt.chain import Layer
-from schedopt.engine import adds_up_once, may_interleave
+from schedopt.engine import adds_up_once, may_interleave, may_recompute_layers
 from schedopt.problem import Problem
 from schedopt.stage import Shard
 
@@ -134,9 +134,11 @@ def _accumulates(problem: Problem, replicas: int) -> bool:
 
 def _recompute(problem: Problem, units: int, parts: int) -> list[int]:
     """Return how many layers of a stage to recompute: in Megatron-LM some, else all or none."""
-    if not problem.scope.recompute:
+    engine = problem.scope.engine
+    assert engine is not None
+    if not problem.scope.recompute or not may_recompute_layers(problem.chain, engine):
         return [0]
-    if problem.scope.engine != "megatron":
+    if engine != "megatron":
         return [0, ALL]
     each = -(-units // parts)
     return sorted({0, 1, 2, -(-each // 2), each, ALL} - {each + 1})

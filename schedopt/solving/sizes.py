@@ -10,12 +10,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
+from schedopt.chain import Measured, say_recomputed
+from schedopt.engine import may_recompute_modules
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step
-from schedopt.profile import Profile
+from schedopt.profile import Profile, say_measured
 from schedopt.result import Result, SizeResult
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.portfolio import solve_problem
@@ -33,15 +35,17 @@ def steps_of_sizes(
 ) -> list[Problem]:
     """Return the question for a step of a batch, for each size of micro-batches that divides it.
 
+    And for each set of modules that are computed again, of those with which an engine can do so.
+
     Raises
     ------
     InputError
         If none does, or one is not measured on one GPU.
     """
-    sizes = [samples for samples in profile.sizes if batch % samples == 0]
-    if len(profile.sizes) == 1:
-        sizes = [*profile.sizes]
-    if not sizes:
+    asked = profile.measured
+    if len(profile.sizes) > 1:
+        asked = tuple(one for one in asked if batch % one[0] == 0)
+    if not asked:
         raise InputError(
             f"{batch} samples are no whole number of micro-batches of "
             f"{' or '.join(map(str, profile.sizes))}",
@@ -49,9 +53,11 @@ def steps_of_sizes(
             way_out=f"Give a multiple of {profile.sizes[0]}, or profile the chain with another "
             "micro-batch",
         )
+    engine = None if scope is None else scope.engine
+    allowed = [one for one in asked if engine is None or may_recompute_modules(engine, one[1])]
     found = []
-    for samples in sizes:
-        chain, variants = profile.of_size(samples)
+    for samples, modules in allowed or asked:
+        chain, variants = profile.of_size(samples, modules)
         found.append(training_step(chain, platform, batch, scope, variants))
     return found
 
@@ -104,13 +110,13 @@ def solve_sizes(
 
 def _check_size(initial: Plan, problems: Sequence[Problem]) -> None:
     """Require a step with micro-batches as large as those of a plan to start from."""
-    sizes = [problem.chain.samples for problem in problems]
-    if initial.chain.samples not in sizes:
+    known = [problem.chain.measured for problem in problems]
+    if initial.chain.measured not in known:
         raise InputError(
-            f"the plan to start from has {initial.chain.samples} samples in a micro-batch, and the "
-            f"profile {' or '.join(map(str, sizes))}",
+            f"the plan to start from has {say_measured(initial.chain.measured)} in a micro-batch, "
+            f"and the profile {' or '.join(map(say_measured, known))}",
             field="initial",
-            way_out="Start from a plan of one of these sizes, or profile the model with its own",
+            way_out="Start from a plan of one of these, or profile the model as it is in the plan",
         )
 
 
@@ -128,7 +134,7 @@ class _Handle:
 
 
 class _Sizes:
-    """The searches of all sizes side by side, and what is found, by the samples of a micro-batch.
+    """The searches of all sizes side by side, and what is found, by how each was measured.
 
     One that is proven to have no shorter step than another one has found ends.
     """
@@ -141,9 +147,9 @@ class _Sizes:
     ) -> None:
         self.given, self.on_progress, self.options = stop, on_progress, options
         self.asked = threading.Event()
-        self.results: dict[int, Result] = {}
+        self.results: dict[Measured, Result] = {}
         self.initial: Plan | None = None
-        self._steps: dict[int, Fraction] = {}
+        self._steps: dict[Measured, Fraction] = {}
         self._hopes: dict[Hashable, int] = {}
         self._telling = threading.Lock()
 
@@ -159,35 +165,36 @@ class _Sizes:
         return self._answer(problems, time.monotonic() - began)
 
     def _attempt(self, problem: Problem, limit: float | None) -> None:
-        samples, count = problem.chain.samples, problem.scope.microbatches or 1
-        own = self.initial is not None and self.initial.chain.samples == samples
+        size, count = problem.chain.measured, problem.scope.microbatches or 1
+        own = self.initial is not None and self.initial.chain.measured == size
         handle = _Handle(self)
 
         def watch(progress: Progress) -> None:
             with self._telling:
                 if progress.period is not None:
-                    self._steps[samples] = progress.period * count
-                bound, shortest = progress.bound, self._shortest_of_others(samples)
+                    self._steps[size] = progress.period * count
+                bound, shortest = progress.bound, self._shortest_of_others(size)
                 if bound is not None and shortest is not None and bound * count >= shortest:
                     handle.beaten.set()
                 if self.on_progress is not None:
-                    name = f"{progress.solver}, micro-batches of {samples}"
+                    samples, modules = size
+                    name = f"{progress.solver}, micro-batches of {samples}{say_recomputed(modules)}"
                     self.on_progress(replace(progress, solver=name))
 
-        self.results[samples] = solve_problem(
+        self.results[size] = solve_problem(
             problem,
             time_limit=None if limit is None else SHARE * limit,
             initial=self.initial if own else None,
             stop=handle,
             on_progress=watch,
-            cutoff=lambda: self._shortest_of_others(samples),
-            hopes=Hopes(self._hopes, samples),
+            cutoff=lambda: self._shortest_of_others(size),
+            hopes=Hopes(self._hopes, size),
             **self.options,
         )
 
-    def _shortest_of_others(self, samples: int) -> int | None:
+    def _shortest_of_others(self, own: Measured) -> int | None:
         """Return the shortest step that is known with micro-batches of another size, ns."""
-        steps = [step for size, step in [*self._steps.items()] if size != samples]
+        steps = [step for size, step in [*self._steps.items()] if size != own]
         return int(min(steps)) if steps else None
 
     def _best(self) -> Result | None:
@@ -202,18 +209,20 @@ class _Sizes:
             best = next((one for one in results if one.status != "infeasible"), None) or min(
                 results, key=_least_memory
             )
-        sizes = tuple(sorted(map(self._describe, problems), key=lambda size: size.samples))
+        in_order = sorted(problems, key=lambda problem: problem.chain.measured)
+        sizes = tuple(map(self._describe, in_order))
         best = replace(best, sizes=sizes, seconds=round(seconds, 6))
         if best.status == "optimal" and best.gap_of_sizes:
             best = replace(best, status="feasible")
         return best
 
     def _describe(self, problem: Problem) -> SizeResult:
-        samples, count = problem.chain.samples, problem.scope.microbatches or 1
-        result = self.results[samples]
+        chain, count = problem.chain, problem.scope.microbatches or 1
+        result = self.results[chain.measured]
         bound, step = result.lower_bound, None if result.plan is None else _step_ns(result)
         return SizeResult(
-            samples=samples,
+            samples=chain.samples,
+            recomputed_modules=chain.recomputed_modules,
             microbatches=count,
             step_ns=step,
             bound_exact=as_ratio((bound or Fraction(0)) * count),

@@ -154,6 +154,7 @@ PROFILE = """
     --shape layers=2 --on h100 --image 8        => --shape: given together with --image
     --shape layers=2 --on h100 --min-share 0    => --shape: given together with --min-share
     --shape layers=2 --on h100 --dtype float16  => --dtype: given together with --shape
+    hf:gpt2 --recompute-modules mlp             => --recompute-modules: the modules of a model that
     --shape layers=2 --on h100 --seq 0          => --seq: 0 is no number of tokens
     --shape layers=2 --on h100                  => --shape: hidden is not given
     --shape layers=2,depth=3 --on h100          => --shape: 'depth=3' is not known

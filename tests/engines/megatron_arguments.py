@@ -38,6 +38,8 @@ def _parser() -> ArgumentParser:
         flags = one.metadata.get("argparse_meta", {}).get("arg_names", [_flag(name)])
         if one.default is False:
             parser.add_argument(*flags, dest=name, action="store_true", default=None)
+        elif "List[str]" in str(one.type):
+            parser.add_argument(*flags, dest=name, nargs="+")
         else:
             kind = int if re.search(r"\bint\b", str(one.type)) else str
             parser.add_argument(*flags, dest=name, type=kind)

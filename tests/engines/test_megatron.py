@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,20 @@ def test_its_layout_has_our_stages(plan: Plan) -> None:
             row = layout.layout[rank][chunk]
             assert (kinds.embedding in row) == (stage.first == 0)
             assert (kinds.loss in row) == (stage.last == len(plan.chain.layers) - 1)
+
+
+@pytest.mark.parametrize("modules", [("core_attn",), ("layernorm", "mlp"), ("moe",)])
+def test_it_knows_our_modules(modules: tuple[str, ...]) -> None:
+    plan = grid_plan("megatron", Grid(ranks=2, chunks=1), [0, 4])
+    again = replace(plan, chain=replace(plan.chain, recomputed_modules=modules))
+    found = megatron_arguments.parse(exported(again))
+    shape = {"hidden_size": 8, "num_attention_heads": 1, "pipeline_dtype": "float"}
+    config = megatron_arguments.configured("transformer", found, **shape)
+    assert config.recompute_granularity == "selective"
+    assert tuple(config.recompute_modules) == modules
+    unknown = found | {"recompute_modules": ["attention"]}
+    with pytest.raises(AssertionError, match="Invalid choices for recompute_modules"):
+        megatron_arguments.configured("transformer", unknown, **shape)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from schedopt import Chain, Plan, Platform, Recipe, Result, Scope, solve
+from schedopt import Chain, Plan, Platform, Recipe, Result, Scope, Stage, solve
 from schedopt.checking import check
 from schedopt.exporting.megatron import export
 from schedopt.systems import flushes
@@ -158,6 +158,25 @@ def test_halves_of_a_backward_are_not_carried_over() -> None:
     assert "a step of 4 micro-batches takes 450 ns" in text
     assert f"it takes {plan.pattern.period_total_ns} ns." in text
     assert plan.pattern.period_total_ns < 450
+
+
+def test_modules_that_are_computed_again_are_named() -> None:
+    plan = plan_of("megatron", SIX)
+    again = replace(plan, chain=replace(plan.chain, recomputed_modules=("mlp", "core_attn")))
+    text = exported(again, 4)
+    assert "--recompute-granularity selective\n    --recompute-modules core_attn mlp\n" in text
+    assert "--recompute-num-layers, --use-distributed" in text.replace("\n# ", " ")
+    told = refusal("megatron", replace(again, stages=redone(again)), 4)
+    assert "stages compute whole layers again, and layers core_attn, mlp, where one" in told
+    for engine in ("torchtitan", "deepspeed"):
+        assert "knows no such names" in refusal(engine, again, 4)
+
+
+def redone(plan: Plan) -> tuple[Stage, ...]:
+    """Return stages that compute their second layer again."""
+    return tuple(
+        replace(stage, recompute=((stage.first + 1, stage.first + 1),)) for stage in plan.stages
+    )
 
 
 def test_tied_layers_stay_tied() -> None:

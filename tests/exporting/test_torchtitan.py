@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Platform, Scope, check, solve
-from schedopt.chain import Recipe
 from schedopt.exporting import find_target
 from schedopt.plan import Plan
+from schedopt.recipe import Recipe
 from tests import transformers
 from tests.cli.commands import ROOT
 from tests.exporting.engines import refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Platform
+from schedopt import Platform, Profile, Variant
 from schedopt.checking import check
 from schedopt.importing import import_launch
 from schedopt.importing.launch_files.settings import vocabulary
@@ -318,3 +318,42 @@ def test_stages_inside_may_be_empty(tmp_path: Path) -> None:
     found = megatron(tmp_path, text, 2)
     assert layers_of(found) == [(0, 4), (5, 4), (5, 8), (9, 9)]
     assert check(found.result) == ()
+
+
+MODULES = {
+    "--recompute-activations": ("core_attn",),
+    "--recompute-granularity selective": ("core_attn",),
+    "--recompute-granularity selective --recompute-modules moe_act layernorm --lr 3":
+        ("layernorm", "moe_act"),
+    "ARGS=(--recompute_granularity selective --recompute_modules mlp core_attn)":
+        ("core_attn", "mlp"),
+    "--recompute-granularity selective --recompute-modules core_attn; export A=1": ("core_attn",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MODULES)
+def test_modules_of_layers_that_are_computed_again(tmp_path: Path, text: str) -> None:
+    kept, modules = transformer(), MODULES[text]
+    longer = tuple(replace(one, backward_ns=25) for one in kept.layers)
+    again = replace(kept, recomputed_modules=modules, layers=longer)
+    both = Profile(variants=tuple(Variant(tensor=1, chain=chain) for chain in (kept, again)))
+    found = megatron(tmp_path, f"{P2} --global-batch-size 4 {text}", 2, of=both)
+    plan = found.result.plan
+    assert plan is not None
+    assert plan.chain == again
+    assert plan.scope.engine == "megatron"
+    assert not any(stage.recompute for stage in plan.stages)
+    # (4 + 1) forwards and backwards of five layers, and the update of these. Hops of 1 ns: there
+    # and back, and once more each way, since the second backward waits for that of stage 1.
+    assert plan.pattern.period_total_ns == 5 * 5 * (10 + 25) + 5 * 2 + 4
+    assert check(found.result) == ()
+
+
+def test_modules_in_yaml(tmp_path: Path) -> None:
+    text = (
+        "untie_embeddings_and_output_weights: true\nmicro_batch_size: 1\n"
+        "recompute_granularity: selective\nrecompute_modules: [mlp, core_attn]\n"
+    )
+    chain = transformer(recomputed_modules=("core_attn", "mlp"))
+    found = read(tmp_path, "megatron-args", text, 1, of=profile(chain))
+    assert found.launch.recomputed_modules == ("core_attn", "mlp")

@@ -81,9 +81,15 @@ REFUSED = [
     (f"{P4} --recompute-num-layers 2", "recompute-num-layers", "without --recompute-granularity"),
     (f"{P4} --recompute-granularity full", "recompute-method", "is not given"),
     (f"{P4} --recompute-granularity some", "recompute-granularity", "'some' is not known here"),
-    (f"{P4} --recompute-granularity selective", "recompute-granularity",
-     "parts of a layer are computed again"),
-    (f"{P4} --recompute-activations", "recompute-activations", "parts of a layer"),
+    (f"{P4} --recompute-granularity selective --recompute-num-layers 2", "recompute-num-layers",
+     "for whole layers, and modules of layers are computed again"),
+    (f"{P4} --recompute-activations --recompute-granularity full", "recompute-activations",
+     "given together with --recompute-granularity"),
+    (f"{P4} --recompute-modules mlp", "recompute-modules",
+     "without --recompute-granularity selective none of them"),
+    (f"{P4} --recompute-activations --recompute-modules attention", "recompute-modules",
+     "'attention' is not known"),
+    (f"{P4} --moe-layer-recompute", "moe-layer-recompute", "is an older name of a module"),
     (f"{P4} --context-parallel-size 2", "pipeline-model-parallel-size",
      "4 (pipeline) x 1 (tensor) x 2 (context) are 8 GPUs, and the platform has 4"),
     (f"{P2} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
@@ -114,6 +120,12 @@ def test_refused(tmp_path: Path, text: str, flag: str, rule: str) -> None:
 
 
 def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: megatron(tmp_path, f"{P4} --recompute-activations"),
+        "variants",
+        "none is for 1 sample, with core_attn computed again, as the file has it, but for 1 sample",
+        "say so in each chain (recomputed_modules: ['core_attn'])",
+    )
     assert_refused(
         lambda: read(tmp_path, "megatron-args", f"{UNTIED} --tensor-model-parallel-size 4"),
         "variants",

@@ -8,7 +8,8 @@ import pytest
 
 from schedopt import Chain, InputError
 from schedopt.profiling import estimate, load_model
-from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.decoder import make_chain
+from schedopt.profiling.decoder_shape import Attention, Batch, Decoder, Experts
 from schedopt.profiling.rates import Roofline, find_rates
 from schedopt.transformer_blocks import find_blocks
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain, InputError, Profile
-from schedopt.profiling.decoder import Attention, Batch, Decoder, Experts, make_chain
+from schedopt.profiling.decoder import make_chain
+from schedopt.profiling.decoder_shape import Attention, Batch, Decoder, Experts
 from schedopt.profiling.rates import find_rates
 from schedopt.profiling.shape import Shape, make_profile, read_shape
 from tests.cli.commands import printed, run
@@ -119,6 +120,82 @@ def test_numbers_that_contradict_each_other_are_refused(text: str, rule: str) ->
     assert caught.value.way_out
 
 
+def product_ns(inputs: int, outputs: int, tokens: int = 128, parts: int = 1) -> Fraction:
+    """Return how long tokens take through weights, of which a GPU has one of some parts."""
+    moved = 2 * (tokens * (inputs + outputs) + inputs * outputs // parts)
+    return max(Fraction(2 * tokens * inputs * outputs * 10**9, RATES.flops), RATES.moving_ns(moved))
+
+
+AGAIN: dict[str, tuple[int, Fraction]] = {
+    # Two norms of 64 values a token, half precision: written again, not kept.
+    "layernorm": (128 * 2 * 2 * 64, RATES.moving_ns(128 * 2 * 4 * 64)),
+    "mlp": (
+        128 * 2 * 3 * 96,
+        product_ns(64, 192) + product_ns(96, 64) + RATES.moving_ns(128 * 2 * 3 * 96),
+    ),
+    # Queries and keys of 4 heads of 16 values, and as many values added up, each with the
+    # (128 + 1) / 2 keys before it.
+    "core_attn": (0, Fraction(128 * 2 * 129 * (64 + 64) * 10**9, 2 * RATES.flops)),
+}
+
+
+@pytest.mark.parametrize("module", AGAIN)
+def test_a_module_that_is_computed_again_keeps_less_and_takes_longer(module: str) -> None:
+    profile = make_profile(read_shape(PLAIN), RATES, sequence=128, recomputed_modules=[module])
+    kept, again = (variant.chain for variant in profile.variants)
+    assert profile.measured == ((1, ()), (1, (module,)))
+    less, longer = AGAIN[module]
+    for number, (one, own) in enumerate(zip(kept.layers, again.layers, strict=True)):
+        inside = 0 < number < 4
+        assert one.saved - own.saved == (less if inside else 0)
+        assert (own.workspace_bytes or 0) == (less if inside else 0)
+        more = own.backward_ns - one.backward_ns
+        assert abs(more - (longer if inside else Fraction(0))) <= 1
+        assert own.forward_ns == one.forward_ns
+        assert own.weight_bytes == one.weight_bytes
+
+
+def test_experts_that_are_computed_again() -> None:
+    shape = read_shape(MOE)
+    chains = {
+        modules: make_profile(shape, RATES, sequence=128, recomputed_modules=modules)
+        .variants[-1]
+        .chain.layers
+        for modules in ((), ("moe",), ("moe_act",), ("moe", "moe_act"), ("mlp",))
+    }
+    kept, moe, act = chains[()], chains["moe",], chains["moe_act",]
+    # Two experts of 48 values and one that takes all tokens: three times each, and sorted tokens.
+    assert kept[2].saved - moe[2].saved == 128 * 2 * (3 * 3 * 48 + 2 * 64)
+    assert kept[2].saved - act[2].saved == 128 * 2 * 2 * 48
+    # The router; the experts, of which a GPU has two of eight; and the one that takes all.
+    products = (
+        product_ns(64, 8)
+        + max(
+            Fraction(2 * 256 * 64 * 96 * 10**9, RATES.flops),
+            RATES.moving_ns(2 * (256 * (64 + 96) + 2 * 64 * 96)),
+        )
+        + max(
+            Fraction(2 * 256 * 48 * 64 * 10**9, RATES.flops),
+            RATES.moving_ns(2 * (256 * (48 + 64) + 2 * 48 * 64)),
+        )
+        + product_ns(64, 96)
+        + product_ns(48, 64)
+    )
+    moved = RATES.moving_ns(128 * 2 * (3 * 3 * 48 + 2 * 3 * 64))
+    assert abs(moe[2].backward_ns - kept[2].backward_ns - products - moved) <= 1
+    assert chains["moe", "moe_act"] == moe
+    # The first layer has no experts, the others no other network.
+    assert moe[1] == act[1] == kept[1]
+    assert chains["mlp",][2] == kept[2]
+    assert chains["mlp",][1].saved < kept[1].saved
+
+
+def test_modules_that_a_shape_lacks_are_refused() -> None:
+    with pytest.raises(InputError, match="'mla_up_proj' is no module") as caught:
+        make_profile(read_shape(PLAIN), RATES, sequence=128, recomputed_modules=["mla_up_proj"])
+    assert caught.value.field == "recomputed_modules"
+
+
 @pytest.mark.parametrize(
     ("text", "degree", "field", "rule"),
     [
@@ -146,6 +223,10 @@ def test_the_command_writes_a_chain_or_a_profile(tmp_path: Path) -> None:
     profile = Profile.load(several)
     assert profile.degrees == profile.sizes == (1, 2)
     assert [layer.name for layer in profile.variants[0].chain.layers][-2:] == ["mtp.0", "head"]
+    again = ("--recompute-modules", "moe_act,layernorm")
+    shown = printed("profile", "--shape", MOE, "--on", "h100", *again, "-o", several)
+    assert "layernorm, moe_act" in shown
+    assert Profile.load(several).measured == ((1, ()), (1, ("layernorm", "moe_act")))
     odd = ("--tensor-parallel", "3")
     done = run("profile", "--shape", PLAIN, "--on", "h100", *odd, "-o", tmp_path / "odd.json")
     assert done.returncode == 2

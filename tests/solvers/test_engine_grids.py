@@ -14,6 +14,7 @@ from schedopt import Chain, Layer, Platform, Problem, Scope, Stage, check
 from schedopt.engine import (
     ENGINES,
     Engine,
+    may_recompute_modules,
     recomputable_units,
     stage_begins,
     why_not_stages,
@@ -82,6 +83,17 @@ def shared_by(
     return on_one(chain), tuple(replace(one, chain=on_one(one.chain)) for one in variants)
 
 
+def computing_again(
+    modules: tuple[str, ...], chain: Chain, variants: tuple[Variant, ...]
+) -> tuple[Chain, tuple[Variant, ...]]:
+    """Return chains as those of layers that compute modules again."""
+
+    def of(chain: Chain) -> Chain:
+        return replace(chain, recomputed_modules=modules)
+
+    return of(chain), tuple(replace(one, chain=of(one.chain)) for one in variants)
+
+
 def can_share(chain: Chain, platform: Platform, scope: Scope) -> bool:
     """Whether an engine can have its GPUs share sequences or experts as the chain says."""
     nodes = [] if platform.network is None else [node.gpus for node in platform.network.nodes]
@@ -120,6 +132,9 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
         together, others = shared_by(context, expert, chain, variants)
         if can_share(together, platform, scope):
             chain, variants = together, others
+    assert scope.engine is not None
+    if may_recompute_modules(scope.engine, ["mlp"]) and draw(st.booleans()):
+        chain, variants = computing_again(("mlp",), chain, variants)
     count = draw(st.sampled_from([1, 2, 3, 4, 6]))
     # Each replica that shares experts has a micro-batch.
     batch = count * (chain.together // chain.context)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from schedopt import Chain, InputError, Layer, Platform, Profile, Result, Variant, check, solve
-from schedopt.problem import training_step
+from schedopt.problem import training_step, widest_step
 from schedopt.solving import solve_problem
+from schedopt.solving.sizes import steps_of_sizes
+from schedopt.units import counted
 from tests.refusals import assert_refused
 from tests.solvers.asking import plan_of
 
@@ -83,11 +86,12 @@ def test_no_answer_is_longer_than_the_plan_to_start_from(answer: Result) -> None
 def test_a_plan_to_start_from_has_one_of_the_sizes(answer: Result) -> None:
     own = plan_of(answer).chain.samples
     others = [one for one in PROFILE.variants if one.chain.samples != own]
-    sizes = " or ".join(str(one) for one in PROFILE.sizes if one != own)
+    sizes = " or ".join(counted(one, "sample") for one in PROFILE.sizes if one != own)
     assert_refused(
         lambda: solve(Profile(variants=tuple(others)), machine(), batch=8, initial=answer),
         "initial",
-        f"the plan to start from has {own} samples in a micro-batch, and the profile {sizes}",
+        f"the plan to start from has {counted(own, 'sample')} in a micro-batch, and the profile "
+        f"{sizes}",
     )
 
 
@@ -145,3 +149,65 @@ def test_a_profile_of_several_sizes_needs_a_batch() -> None:
 def test_the_sizes_are_in_the_file(tmp_path: Path, answer: Result) -> None:
     answer.save(tmp_path / "plan.json")
     assert Result.load(tmp_path / "plan.json") == answer
+
+
+def again(own: Variant) -> Variant:
+    """Return layers that compute a module again: they keep a fifth, and take longer."""
+    layers = tuple(
+        replace(one, saved_bytes=one.saved // 5, backward_ns=one.backward_ns + 5)
+        for one in own.chain.layers
+    )
+    return replace(own, chain=replace(own.chain, layers=layers, recomputed_modules=("mlp",)))
+
+
+NAMED = Profile(
+    variants=tuple(
+        replace(
+            one,
+            chain=replace(
+                one.chain,
+                layers=tuple(
+                    replace(each, name=name)
+                    for each, name in zip(
+                        one.chain.layers, ("embed", "layers.0", "head"), strict=True
+                    )
+                ),
+            ),
+        )
+        for one in PROFILE.variants
+        if one.chain.samples < 4
+    )
+)
+BOTH = Profile(variants=(*NAMED.variants, *map(again, NAMED.variants)))
+
+
+@pytest.mark.parametrize("memory", [100_000, 1_400])
+def test_modules_are_computed_again_where_that_pays(memory: int) -> None:
+    scope = widest_step(BOTH.variants[0].chain, tensor=None)
+    scope = replace(scope, engine="megatron", recompute=False)
+    result = solve(BOTH, machine(memory), batch=8, scope=scope, gap=0, workers=1)
+    plan = plan_of(result)
+    assert check(result) == ()
+    steps = []
+    for own in BOTH.measured:
+        chain, groups = BOTH.of_size(*own)
+        one = solve_problem(
+            training_step(chain, machine(memory), 8, scope, groups), gap=0, workers=1
+        )
+        if one.plan is not None:
+            steps.append(one.plan.pattern.period_total_ns)
+    assert plan.pattern.period_total_ns == min(steps)
+    assert [(one.samples, one.recomputed_modules) for one in result.sizes] == [*BOTH.measured]
+    assert bool(plan.chain.recomputed_modules) == (memory < 10_000)
+
+
+def test_engines_that_cannot_compute_modules_again_are_asked_without() -> None:
+    scope = replace(widest_step(BOTH.variants[0].chain, tensor=None), engine="torchtitan")
+    asked = [problem.chain.measured for problem in steps_of_sizes(BOTH, machine(), 8, scope)]
+    assert asked == [(1, ()), (2, ())]
+    alone = Profile(variants=tuple(map(again, NAMED.variants)))
+    assert_refused(
+        lambda: steps_of_sizes(alone, machine(), 8, scope),
+        "scope.engine",
+        "layers that compute mlp again, of which torchtitan knows no such names",
+    )

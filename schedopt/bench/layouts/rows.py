@@ -15,7 +15,8 @@ from schedopt.formats.presets import GPUS, LATENCY_NS, PRESETS
 from schedopt.megatron_layout import LayoutChunk, read_layout
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.profiling.decoder import Batch, Decoder, Experts, make_chain
+from schedopt.profiling.decoder import make_chain
+from schedopt.profiling.decoder_shape import Batch, Decoder, Experts
 from schedopt.profiling.rates import find_rates
 from schedopt.units import parse_bandwidth
 from schedopt.validation import as_whole, show

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from schedopt.profiling.decoder import Attention
+from schedopt.profiling.decoder_shape import Attention
 
 _LATENT: Final = {"ranks": (1536, 512), "head": (128, 64, 128)}
 HEADS: Final[Mapping[str, int]] = MappingProxyType(

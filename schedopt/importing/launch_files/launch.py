@@ -34,6 +34,8 @@ class Launch:
     shard : {"none", "optimizer", "gradient", "parameter"}
     recompute : tuple of tuple of (int, int)
         For each stage the runs of layers that are computed again.
+    recomputed_modules : tuple of str
+        Modules of all layers that are computed again.
     rows : tuple of tuple of Turn, optional
         What each rank runs, in order, for each replica. None: as the engine does by itself.
     homes : tuple of int, optional
@@ -53,6 +55,7 @@ class Launch:
     expert: int = 1
     shard: Shard = "none"
     recompute: tuple[tuple[Layers, ...], ...] = ()
+    recomputed_modules: tuple[str, ...] = ()
     rows: tuple[tuple[Turn, ...], ...] | None = None
     homes: tuple[int, ...] | None = None
     notes: tuple[str, ...] = field(default=())

@@ -8,6 +8,7 @@ Megatron-LM, ``megatron/training/arguments.py`` for which arguments exclude each
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunk
 from schedopt.megatron_layout import LayoutChunk, read_layout
 from schedopt.stage import Shard
 from schedopt.transformer_blocks import find_blocks
+from schedopt.validation import show
 
 LAYOUT: Final = "pipeline-model-parallel-layout"
 RANKS: Final = "pipeline-model-parallel-size"
@@ -41,15 +43,20 @@ GROUP: Final = "microbatch-group-size-per-virtual-pipeline-stage"
 GRANULARITY: Final = "recompute-granularity"
 METHOD: Final = "recompute-method"
 REDONE: Final = "recompute-num-layers"
+SELECTIVE: Final = "recompute-activations"
+MODULES: Final = "recompute-modules"
 UNTIED: Final = "untie-embeddings-and-output-weights"
 SHARED: Final = "use-distributed-optimizer"
 FSDP: Final = ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2")
 STRATEGY: Final = "data-parallel-sharding-strategy"
 KEPT: Final = "torch-fsdp2-no-reshard-after-forward"
-SWITCHES: Final = frozenset(
-    {EMBEDDED, WITH_LOSS, UNTIED, SHARED, "recompute-activations", *FSDP, KEPT}
-)
+SWITCHES: Final = frozenset({EMBEDDED, WITH_LOSS, UNTIED, SHARED, SELECTIVE, *FSDP, KEPT})
 """Flags without a value."""
+KNOWN_MODULES: Final = (
+    *("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"),
+    "shared_experts",
+)
+"""What Megatron-LM can compute again of a layer."""
 STRATEGIES: Final[Mapping[str, Shard]] = {
     "no_shard": "none",
     "optim": "optimizer",
@@ -81,7 +88,7 @@ def read_megatron(
         For flags that contradict each other, that Megatron-LM or the chain do not allow, or that
         change the step or the memory in a way that a plan cannot.
     """
-    flags = read_flags(text, SWITCHES, path.parent)
+    flags = read_flags(text, SWITCHES, path.parent, lists={MODULES: KNOWN_MODULES})
     settings = Settings(flags.values, ignored, prefix="--", decided=flags.decided)
     settings.check_ignored((RANKS, TENSOR, CONTEXT, EXPERT, SIZE, BATCH))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
@@ -97,7 +104,8 @@ def read_megatron(
         settings.refuse(LAYOUT if settings.has(LAYOUT) else RANKS, error.rule, error.way_out)
     samples = settings.whole(SIZE)
     count = _microbatches(settings, samples, replicas, ranks, len(stages))
-    recompute = _recompute(settings, chain, stages)
+    modules = _modules(settings)
+    recompute = _recompute(settings, chain, stages, selective=bool(modules))
     shard = _shard(settings, ranks, count)
     return Launch(
         engine="megatron",
@@ -111,6 +119,7 @@ def read_megatron(
         microbatches=count,
         shard=shard if replicas * context > 1 else "none",
         recompute=recompute,
+        recomputed_modules=modules,
         notes=(*settings.refuse_others("megatron"), *_say_unread(flags)),
     )
 
@@ -321,24 +330,55 @@ def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, s
     return count
 
 
+def _modules(settings: Settings) -> tuple[str, ...]:
+    """Return the modules of layers that are computed again."""
+    settings.refuse_together(SELECTIVE, GRANULARITY, "which says it too")
+    named = settings.get(MODULES)
+    given = settings.word(GRANULARITY, ("full", "selective"), "full") == "selective"
+    if not (given or settings.flag(SELECTIVE)):
+        if named is not None and not _is_left_out(settings):
+            settings.refuse(
+                MODULES,
+                f"without {settings.name(GRANULARITY)} selective none of them is computed again",
+                "Add it, or leave this out",
+            )
+        return ()
+    for name in (METHOD, REDONE):
+        if settings.has(name):
+            settings.refuse(
+                name,
+                "for whole layers, and modules of layers are computed again",
+                f"Leave it out, or write {settings.name(GRANULARITY)} full",
+            )
+    modules = ["core_attn"] if named is None else re.findall(r"[^\s,'\"\[\]]+", str(named))
+    for module in modules:
+        if module not in KNOWN_MODULES:
+            settings.refuse(
+                MODULES, f"{show(module)} is not known", f"Known are {', '.join(KNOWN_MODULES)}"
+            )
+    return tuple(sorted({*modules}))
+
+
+def _is_left_out(settings: Settings) -> bool:
+    """Whether what is said of recompute is to be left out."""
+    return any(
+        name in settings.values and not settings.has(name) for name in (GRANULARITY, SELECTIVE)
+    )
+
+
 def _recompute(
-    settings: Settings, chain: Chain, stages: Sequence[Layers]
+    settings: Settings, chain: Chain, stages: Sequence[Layers], *, selective: bool
 ) -> tuple[tuple[Layers, ...], ...]:
-    """Return what each stage computes again."""
-    if settings.flag("recompute-activations"):
-        settings.refuse_together("recompute-activations", GRANULARITY, "which says it too")
-        _refuse_selective(settings, "recompute-activations")
-    if not settings.has(GRANULARITY):
+    """Return what each stage computes again, of whole layers."""
+    if selective or not settings.has(GRANULARITY):
         for name in (METHOD, REDONE):
-            if settings.has(name) and GRANULARITY not in settings.values:
+            if settings.has(name) and not _is_left_out(settings):
                 settings.refuse(
                     name,
                     f"without {settings.name(GRANULARITY)} nothing is computed again",
                     "Add it, or leave this out",
                 )
         return tuple(() for _ in stages)
-    if settings.word(GRANULARITY, ("full", "selective"), "full") == "selective":
-        _refuse_selective(settings, GRANULARITY)
     if not settings.has(METHOD):
         settings.refuse(METHOD, "is not given", "Write block or uniform")
     method = settings.word(METHOD, ("block", "uniform"), "block")
@@ -353,12 +393,3 @@ def _recompute(
             groups = [own[begin : begin + size] for begin in range(0, len(own), size)]
             runs.append(tuple((group[0][0], group[-1][1]) for group in groups))
     return tuple(runs)
-
-
-def _refuse_selective(settings: Settings, name: str) -> None:
-    settings.refuse(
-        name,
-        "parts of a layer are computed again, and the chain has times and bytes of whole layers",
-        f"Measure the chain with it and say import_launch(ignored={name}), or recompute whole "
-        "layers (--recompute-granularity full)",
-    )

@@ -6,9 +6,10 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from schedopt.errors import InputError, naming_file
@@ -72,7 +73,13 @@ class Flags:
     unread: Sequence[str] = ()
 
 
-def read_flags(text: str, switches: Collection[str] = (), folder: Path | None = None) -> Flags:
+def read_flags(
+    text: str,
+    switches: Collection[str] = (),
+    folder: Path | None = None,
+    *,
+    lists: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> Flags:
     r"""Return the flags of a text with their values.
 
     Read are words as bash parts them, in arrays, quoted variables and quoted commands
@@ -90,13 +97,15 @@ def read_flags(text: str, switches: Collection[str] = (), folder: Path | None = 
         Flags that have no value.
     folder : path, optional
         Where the text lies: files that it sources by a relative path are read too.
+    lists : mapping of str to collection of str
+        Flags that may have several of some values: all are taken, with spaces between them.
 
     Raises
     ------
     InputError
         For quotes that do not end.
     """
-    script = _Script(switches, folder)
+    script = _Script(switches, folder, lists)
     pairs = [*_yaml(text)] or [*script.flags(text)]
     found: dict[str, list[Any]] = {}
     for name, value in pairs:
@@ -146,6 +155,8 @@ class _Script:
         Flags that have no value.
     folder : path, optional
         Where it lies.
+    lists : mapping of str to collection of str
+        Flags with several values, and which these are.
     variables : dict of str to str
         Those that the text sets.
     depth : int
@@ -166,6 +177,7 @@ class _Script:
 
     switches: Collection[str]
     folder: Path | None = None
+    lists: Mapping[str, Collection[str]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     depth: int = 0
     decided: set[str] = field(default_factory=set)
@@ -177,12 +189,29 @@ class _Script:
 
     def flags(self, text: str) -> Iterator[tuple[str, Any]]:
         """Yield flags with their values."""
-        for name, value in self._pairs(_split(text)):
+        for name, value in self._pairs(self._joined(_split(text))):
             if self.depth:
                 self.decided.add(name)
             yield name, value
 
-    def _pairs(self, words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    def _joined(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield words, the values of a flag with several of them as one."""
+        known: Collection[str] = ()
+        values: list[str] = []
+        for word in words:
+            if word.rstrip(";)") in known:
+                values.append(word)
+                known = () if word[-1] in ";)" else known
+                continue
+            if values:
+                yield " ".join(values)
+                values = []
+            known = self.lists.get(word.removeprefix("--").replace("_", "-"), ())
+            yield word
+        if values:
+            yield " ".join(values)
+
+    def _pairs(self, words: Iterable[str]) -> Iterator[tuple[str, Any]]:
         flag: str | None = None
         before = ""
         guarded = 0

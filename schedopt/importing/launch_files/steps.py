@@ -16,7 +16,7 @@ from schedopt.importing.launch_files.splitting import spans, units_within
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step, widest_step
-from schedopt.profile import Profile
+from schedopt.profile import Profile, say_measured
 from schedopt.result import Result
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_grid import Grid
@@ -29,6 +29,7 @@ from schedopt.systems.flush_step import Turn
 from schedopt.systems.zero import gathered_step
 from schedopt.transformer_blocks import find_blocks
 from schedopt.units import counted
+from schedopt.validation import show
 from schedopt.version import __version__
 
 SOLVER: Final = "imported"
@@ -86,7 +87,19 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             field="variants",
             way_out=f"Profile the model with micro-batches of {launch.samples} samples",
         )
-    chain, variants = profile.of_size(launch.samples)
+    own = (launch.samples, launch.recomputed_modules)
+    if own not in profile.measured:
+        raise InputError(
+            f"none is for {say_measured(own)}, as the file has it, but for "
+            f"{' and '.join(map(say_measured, profile.measured))}",
+            field="variants",
+            way_out="Profile layers that do so, and say so in each chain (recomputed_modules: "
+            f"{show([*launch.recomputed_modules])}), as schedopt profile --shape does with "
+            "--recompute-modules"
+            if launch.recomputed_modules
+            else "Profile layers that keep all that they need",
+        )
+    chain, variants = profile.of_size(*own)
     for name, what in (("context", "a sequence"), ("expert", "the experts of a layer")):
         own, asked = getattr(chain, name), getattr(launch, name)
         if own != asked:
