@@ -57,9 +57,22 @@ def scripts(draw: st.DrawFn) -> str:
     return "\n".join([*lines, parts.join(["run", *words]), ""])
 
 
+USAGE = "cat <<EOF\nIt's run with --tp 3 << 4\nEOF\n"
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    """Draw a script, perhaps as a here-document, and perhaps behind one that it prints."""
+    script = draw(scripts())
+    if draw(st.booleans()):
+        script = f"bash <<'END'  # it's one\nset -f\n{script}END\n"
+    # What it prints goes elsewhere, so that the flags of the command come alone.
+    return draw(st.sampled_from(["", USAGE.replace("<<", ">&2 <<", 1)])) + script
+
+
 def by_bash(script: str) -> dict[str, Any]:
     """Return the flags that the command gets when bash runs the script."""
-    text = "set -f\nrun() { printf '%s\\n' \"$@\"; }\n" + script
+    text = "set -f\nrun() { printf '%s\\n' \"$@\"; }\nexport -f run\n" + script
     done = subprocess.run(
         ["bash", "-c", text], capture_output=True, text=True, check=True, timeout=20
     )
@@ -76,6 +89,6 @@ def by_bash(script: str) -> dict[str, Any]:
 
 
 @trials(150)
-@given(scripts())
+@given(documents())
 def test_flags_are_those_that_bash_gives_a_command(script: str) -> None:
     assert read_flags(script, SWITCHES).values == by_bash(script)

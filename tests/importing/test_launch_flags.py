@@ -55,6 +55,41 @@ def test_scripts_are_read_as_bash_does() -> None:
     }
 
 
+HERE = r"""
+usage() {
+    cat <<EOF
+It's started with --tensor-model-parallel-size T
+EOF
+}
+N=4
+M=$((1 << N))
+cat > ds_config.json <<-"JSON"
+	{"train_batch_size": 16, "note": "it's ours"}
+	JSON
+sbatch <<EOF
+#!/bin/bash
+srun bash -c "pretrain_gpt.py --pipeline-model-parallel-size $N \
+    --bf16"
+EOF
+cat <<'EOT' > more.sh
+ARGS="--micro-batch-size 2"
+EOT
+"""
+
+
+def test_here_documents_are_read_where_they_are_commands() -> None:
+    assert read_flags(HERE, {"bf16"}).values == {
+        "pipeline-model-parallel-size": "4",
+        "bf16": True,
+        "micro-batch-size": "2",
+    }
+
+
+def test_a_quote_in_a_here_document_ends() -> None:
+    text = "cat <<EOF\nIt's one\nEOF\nbash <<EOF\nrun --bf16 'a\nEOF\n"
+    assert_refused(lambda: read_flags(text), "line 6", "a quote that begins before the end of line")
+
+
 def test_a_flag_a_line_and_yaml_say_the_same() -> None:
     lines = (
         "--pipeline-model-parallel-size 4\n--pipeline-model-parallel-layout Et|(t|)*2L\n--bf16\n"

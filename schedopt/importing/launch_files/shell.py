@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from schedopt.errors import InputError, naming_file
+from schedopt.importing.launch_files.here_documents import unfold
 from schedopt.importing.launch_files.settings import MOST, Contradiction
 from schedopt.importing.reading import read_file
 
@@ -83,11 +84,11 @@ def read_flags(
     r"""Return the flags of a text with their values.
 
     Read are words as bash parts them, in arrays, quoted variables and quoted commands
-    (``bash -c "..."``) too, with comments, ``\`` at the end of a line, variables that the text
-    itself sets, ``${NAME:-8}``, ``${1:-8}`` and sums of numbers, ``$((8 * N))``. All branches of a
-    condition are read; a variable to which they give other values is not known. Of a flag with
-    several values the first one is taken. Or the text is YAML, a ``name: value`` a line; if there
-    are lines of ``--name: value``, only these count, as in the model configurations of
+    (``bash -c "..."``) and here-documents too, with comments, ``\`` at the end of a line, variables
+    that the text itself sets, ``${NAME:-8}``, ``${1:-8}`` and sums of numbers, ``$((8 * N))``. All
+    branches of a condition are read; a variable to which they give other values is not known. Of a
+    flag with several values the first one is taken. Or the text is YAML, a ``name: value`` a line;
+    if there are lines of ``--name: value``, only these count, as in the model configurations of
     Megatron-LM's tests.
 
     Parameters
@@ -328,7 +329,7 @@ class _Script:
 
 def _split(text: str) -> list[str]:
     """Return the words of a text."""
-    text = _PRINTED.sub("", _one_line_each(text))
+    text = _PRINTED.sub("", _one_line_each(unfold(text)))
     text = _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), text)
     reader = shlex.shlex(text, posix=True)
     reader.whitespace_split, reader.commenters = True, ""
