@@ -230,6 +230,18 @@ def test_patterns_are_searched_down_to_the_bound_of_their_length() -> None:
     assert search.placements == 0
 
 
+def test_patterns_of_one_micro_batch_that_are_near_their_bound_are_not_searched() -> None:
+    layer, scope = replace(UNIT, forward_ns=100, backward_ns=150), replace(GENERAL, max_k=2)
+    problem = Problem(chain=Chain(layers=(layer,) * 4), platform=Platform(2, 99), scope=scope)
+    stages = [Stage(layers=(0, 1), gpus=(0,)), Stage(layers=(2, 3), gpus=(1,))]
+    for gap, lengths in (("0.04", [1, 2]), ("0.05", [2])):
+        run = Run(problem, gap=Fraction(gap))
+        run.add_bound(make_bound(Fraction(477), replace(scope, max_k=1), "known"))
+        run.report(plan_of(stages, problem))
+        assert run.period() == 500
+        assert LocalSearch(problem, run, 1)._open_for() == lengths
+
+
 def test_an_annealing_looks_no_farther_than_halfway_to_the_bound() -> None:
     layer = replace(UNIT, forward_ns=100, backward_ns=150)
     problem = Problem(chain=Chain(layers=(layer,) * 4), platform=Platform(2, 99), scope=GENERAL)

@@ -289,10 +289,18 @@ class LocalSearch:
         return min(steps, (limit - self.placements) // len(self.workers))
 
     def _open_for(self) -> list[int]:
-        """Return with how many micro-batches in a period there may be something to find."""
+        """Return with how many micro-batches in a period there may be something to find.
+
+        What is proven to be near enough to the best of a length is not searched for any more.
+        """
         longest = min(self.problem.scope.max_k or LONGEST, LONGEST)
-        known = self.run.period()
-        return [k for k in range(1, longest + 1) if self._high(k, known) >= self._low(k)]
+        known, gap = self.run.period(), self.run.incumbent.gap
+        return [
+            k
+            for k in range(1, longest + 1)
+            if self._high(k, known) >= self._low(k)
+            and (known is None or known > self._known_bound(k) * (1 + gap))
+        ]
 
     def _high(self, k: int, period: Fraction | None) -> int:
         """Return the longest T of k micro-batches that is better than a period, ns."""
@@ -302,9 +310,12 @@ class LocalSearch:
 
     def _low(self, k: int) -> int:
         """Return a T of k micro-batches below which there is nothing to find, ns."""
+        return ceil(k * self._known_bound(k))
+
+    def _known_bound(self, k: int) -> Fraction:
         # Bounds that come when they come would make runs with a limit of work differ.
         at_first = self.run.work_limit is not None
-        return ceil(k * (self._bounds_at_first[k] if at_first else self._bound(k)))
+        return self._bounds_at_first[k] if at_first else self._bound(k)
 
     def _bound(self, k: int) -> Fraction:
         """Return what no pattern of k micro-batches is below, which is higher for fewer, ns."""
