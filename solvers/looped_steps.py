@@ -14,7 +14,7 @@ memory allows, so that no GPU lacks work.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -24,7 +24,7 @@ from typing import Final
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
-from schedopt.solving.looped_pipeline import Cuts, Loop
+from schedopt.solving.looped_pipeline import Cuts, Loop, Rounds
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
 from schedopt.solving.run import Run
 from schedopt.systems.flush_step import Turn
@@ -187,10 +187,7 @@ class _Simulation:
         busy, sends, receives, room = [False] * ranks, [0] * ranks, [0] * ranks, [*loop.room]
         ended = [0] * (last + 1)
         nodes = [loop.nodes_of(loop.alone + rank) for rank in range(ranks)]
-        # Rings of the last stage between nodes begin when their cards are free.
-        rings = loop.rings_ns(last) if self._leaves(last) else []
-        senders, receivers = loop.crossing_ranks(last) if rings else (set[int](), set[int]())
-        crossing, around, left = 0, 0, loop.count
+        left, rounds = loop.count, None
         turns: list[Turn] = []
         entered = min(self.in_flight, loop.count)
         now = number = 0
@@ -213,6 +210,8 @@ class _Simulation:
                     room[here] += kept[stage]
                     ended[stage] = now
                     left -= stage == last
+                    if not left and rounds is None and self._leaves(last):
+                        rounds = Rounds.of(loop, last, now)
                     if not stage:
                         if entered == loop.count:
                             continue
@@ -221,12 +220,11 @@ class _Simulation:
                     following, then = stage, "B"
                 there = loop.rank_of(following, i)
                 if there != here and following != stage:
-                    meets = here in senders or there in receivers
-                    crosses = meets and nodes[here] != nodes[there]
-                    start = max(now, sends[here], receives[there], around * crosses)
-                    arrives = start + trips[min(stage, following)]
-                    sends[here] = receives[there] = arrives
-                    crossing = max(crossing, arrives * crosses)
+                    trip = trips[min(stage, following)]
+                    start = max(now, sends[here], receives[there])
+                    if rounds is not None and nodes[here] != nodes[there]:
+                        start = rounds.send(start, trip)
+                    sends[here] = receives[there] = arrives = start + trip
                 heapq.heappush(events, (arrives, number, False, then, following, i))
                 number += 1
             for here in touched:
@@ -244,26 +242,24 @@ class _Simulation:
                     return None
                 heapq.heappush(events, (end, number, True, kind, stage, i))
                 number += 1
-            if rings and not left and now >= max(crossing, around):
-                around = now + rings.pop(0)
-        step = self._with_gradients(now, ended, around, rings)
+        step = self._with_gradients(now, ended, rounds)
         return None if step >= limit else (step, turns)
 
-    def _with_gradients(self, end: int, ended: list[int], around: int, rings: list[int]) -> int:
+    def _with_gradients(self, end: int, ended: Sequence[int], rounds: Rounds | None) -> int:
         """Return when all gradients are applied, about, ns.
 
-        Where activations go between nodes too, there is no gap for long rings before the end; but
-        those of the last stage are through at `around`, except for some `rings`.
+        Where activations go between nodes too, there is no gap for long rings before the end, but
+        for those of the last stage.
         """
         loop = self.loop
         free = [0] * loop.ranks
         for stage in sorted(range(len(ended)), key=ended.__getitem__):
             ranks, behind = loop.ranks_of(stage), loop.behind_ns(stage)
             begin = max(ended[stage], *(free[rank] for rank in ranks), 0)
-            if self._leaves(stage):
-                if stage == len(ended) - 1:
-                    begin, behind = max(begin, around), sum(rings)
-                begin = max(begin, end) if behind else begin
+            if rounds is not None and stage == len(ended) - 1:
+                begin, behind = rounds.begin, rounds.left * rounds.each_ns
+            elif self._leaves(stage) and behind:
+                begin = max(begin, end)
             for rank in ranks:
                 free[rank] = begin + behind
         return max(end, *free)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
+from typing import Self
 
 from schedopt.bounds.recomputation import held_bytes
 from schedopt.cuts import Cut, balanced_cuts
@@ -204,31 +205,14 @@ class Loop:
         network, gpus = self.problem.platform.network, self.stages[stage].gpus
         return {0} if network is None else {network.node_of[gpu] for gpu in gpus}
 
-    def crossing_ranks(self, stage: int) -> tuple[set[int], set[int]]:
-        """Return the ranks that send to another node in rings of a stage, and those that receive.
-
-        With the GPUs of a rank in a row.
-        """
-        network, gpus = self.problem.platform.network, sorted(self.stages[stage].gpus)
-        senders, receivers = set[int](), set[int]()
-        for one, other in pairwise([*gpus, gpus[0]]):
-            if network is not None and network.node_of[one] != network.node_of[other]:
-                senders.add(one // self.tensor // self.fold)
-                receivers.add(other // self.tensor // self.fold)
-        return senders, receivers
-
     def behind_ns(self, stage: int) -> int:
-        """Return how long it takes about to apply the gradients of a stage, ns."""
-        return sum(self.rings_ns(stage))
-
-    def rings_ns(self, stage: int) -> list[int]:
         """Return about how long gradients go round and are applied, and then weights, ns."""
         one, platform = self.stages[stage], self.problem.platform
         layers = self.problem.in_group(self.tensor).layers
         own, replicas = [layers[n] for n in one.layer_range], len(one.gpus)
         update = -(-sum(layer.update_ns or 0 for layer in own) // replicas)
         if replicas == 1:
-            return [update]
+            return update
         ends = sorted(one.gpus)
         sent = (
             sum(layer.gradient_bytes or 0 for layer in own),
@@ -242,4 +226,38 @@ class Loop:
             )
             for count in sent
         )
-        return [added + update, sent_on]
+        return added + update + sent_on
+
+
+@dataclass
+class Rounds:
+    """Rings of a stage from node to node, between the rounds of which activations go.
+
+    Parameters
+    ----------
+    left : int
+        Rounds.
+    each_ns : int
+    begin : int
+        When the next one can, ns.
+    """
+
+    left: int
+    each_ns: int
+    begin: int
+
+    @classmethod
+    def of(cls, loop: Loop, stage: int, begin: int) -> Self:
+        """Return those of gradients and then of weights."""
+        count = 2 * (len(loop.stages[stage].gpus) - 1)
+        return cls(count, -(-loop.behind_ns(stage) // count), begin)
+
+    def send(self, start: int, trip: int) -> int:
+        """Return when an activation goes that could at `start`: behind a round that has begun."""
+        if self.left and start > self.begin:
+            begun = min(self.left, -(-(start - self.begin) // max(1, self.each_ns)))
+            self.left -= begun
+            self.begin += begun * self.each_ns
+            start = max(start, self.begin)
+        self.begin = max(self.begin, start + trip)
+        return start

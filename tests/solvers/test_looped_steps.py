@@ -15,6 +15,7 @@ from schedopt.bounds import lower_bounds
 from schedopt.network import Link, Network, Node, NodeLink
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers.looped_steps import propose
+from schedopt.solving.looped_pipeline import Rounds
 from schedopt.solving.run import Run
 from tests.layers import layer
 from tests.solvers.training_steps import training_steps
@@ -152,3 +153,15 @@ def test_gradients_go_between_nodes_while_others_run() -> None:
     assert len(of_last) == 2
     assert all(one.start_ns + 30 < last_backward for one in of_last)
     assert best.period_total_ns < last_backward + 10 + 80
+
+
+def test_activations_go_between_rounds_of_a_ring() -> None:
+    # Three rounds of 10 ns. The first runs when an activation of 4 ns comes at 105; the second one
+    # begins behind it, at 114, and ends before the next activation; the third one is in its way.
+    rounds = Rounds(left=3, each_ns=10, begin=100)
+    assert rounds.send(105, 4) == 110
+    assert rounds.send(124, 2) == 124
+    assert (rounds.left, rounds.begin) == (1, 126)
+    assert rounds.send(130, 5) == 136
+    assert (rounds.left, rounds.begin) == (0, 141)
+    assert rounds.send(137, 5) == 137
