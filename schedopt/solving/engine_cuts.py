@@ -250,16 +250,19 @@ class EngineCuts:
         """Return times of all kinds of operations, then of all kinds of transfers, of each cut."""
         begins = np.array(every, dtype=np.int64)
         ends = np.append(begins[:, 1:], np.full((len(begins), 1), self.layers), axis=1)
-        ranks = np.arange(self.parts) % self.ranks
-        forth, back = (
-            np.array(self.lengths)[:, ranks[None, :], ends]
-            - (np.array(self.lengths)[:, ranks[None, :], begins])
-        )
-        back += self.redone.again_ns(begins, ends)
-        kinds = [forth, back]
+        return np.hstack(self.times_between(begins, ends))
+
+    def times_between(self, begins: Array, ends: Array) -> list[Array]:
+        """Return the same of stages between some layers, both (N, S): an array of each kind, ns."""
+        ranks = np.arange(self.parts)[None, :] % self.ranks
+        forth, back = np.array(self.lengths)
+        kinds = [
+            forth[ranks, ends] - forth[ranks, begins],
+            back[ranks, ends] - back[ranks, begins] + self.redone.again_ns(begins, ends),
+        ]
         if self.exchange is not None:
-            kinds.append(self.exchange.times_ns(ranks[None, :], begins, ends))
-        return np.hstack([*kinds, *self.sent[:, ranks[None, :], ends]])
+            kinds.append(self.exchange.times_ns(ranks, begins, ends))
+        return [*kinds, *self.sent[:, ranks, ends]]
 
     @cached_property
     def sent(self) -> Array:

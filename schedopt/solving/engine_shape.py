@@ -9,7 +9,7 @@ from math import comb
 from typing import Final
 
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_descent import find_better, neighbours
+from schedopt.solving.engine_descent import Moves, find_better
 from schedopt.solving.engine_graph import MOST_EDGES, EngineGraph
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import CriticalPath
@@ -184,7 +184,7 @@ class EngineShape:
         """The paths that are known, and those that are known to the model."""
         begins = self.best[1]
         found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
-        for other in neighbours(self.cuts, begins)[:MOST_NEIGHBOURS].tolist():
+        for other in Moves.of(self.cuts, begins).begins[:MOST_NEIGHBOURS].tolist():
             found[self.cuts.order.critical_path(*self.cuts.times(tuple(other)))] = None
         return found
 

@@ -10,23 +10,29 @@ from hypothesis import strategies as st
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import ENGINES, Engine
 from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_descent import NEVER, find_better, kick, neighbours
+from schedopt.solving.engine_descent import NEVER, Moves, find_better, kick
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import ROUNDS, EngineOrder
 from tests.budgets import trials
 from tests.layers import layer
 
 
-def transformer(count: int) -> Chain:
+def transformer(count: int, most: int, seed: int) -> Chain:
+    """Return a chain of transformer layers of which each takes up to so many times as long."""
     names = ["embed", *(f"layers.{n}" for n in range(count)), "head"]
-    one = layer(1, 2, 1, weight=4, sent=1)
-    return Chain(layers=tuple(replace(one, name=name) for name in names))
+    times = np.random.default_rng(seed).integers(1, most, len(names), endpoint=True).tolist()
+    each = [layer(n, 2 * n, 1, weight=4, sent=n) for n in times]
+    return Chain(
+        layers=tuple(replace(one, name=name) for name, one in zip(names, each, strict=True))
+    )
 
 
-def cuts_of(engine: Engine, ranks: int, chunks: int, layers: int = 5) -> EngineCuts:
+def cuts_of(
+    engine: Engine, ranks: int, chunks: int, layers: int = 5, most: int = 1, seed: int = 0
+) -> EngineCuts:
     scope = Scope(allocation="general", max_k=None, engine=engine, microbatches=2 * ranks)
     platform = Platform(gpus=ranks, memory=10**6, bandwidth=10**9)
-    problem = Problem(chain=transformer(layers), platform=platform, scope=scope)
+    problem = Problem(chain=transformer(layers, most, seed), platform=platform, scope=scope)
     return EngineCuts(problem, Grid(ranks=ranks, chunks=chunks))
 
 
@@ -78,22 +84,34 @@ def test_neighbours_are_all_cuts_with_one_place_moved(engine: Engine) -> None:
             least = [cuts.least_places(number) for number in range(3)]
             if more != less and all(n >= few for n, few in zip(moved, least, strict=True)):
                 expected.add(tuple(moved))
-    found = [tuple(sizes(tuple(row))) for row in neighbours(cuts, begins).tolist()]
+    found = [tuple(sizes(tuple(row))) for row in Moves.of(cuts, begins).begins.tolist()]
     assert sorted(found) == sorted(expected)
 
 
 @trials(30)
-@given(seed=st.integers(0, 10**6))
-def test_what_is_better_is_a_neighbour_and_shorter(seed: int) -> None:
-    cuts = cuts_of("megatron", 2, 2)
+@given(
+    engine=st.sampled_from(ENGINES),
+    shape=st.sampled_from([(2, 2), (4, 2), (5, 1), (3, 1)]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_shortest_neighbour_is_found_if_only_that_is_short_enough(
+    engine: Engine, shape: tuple[int, int], seed: int
+) -> None:
+    ranks, chunks = shape
+    cuts = cuts_of(engine, ranks, 1 if engine == "deepspeed" else chunks, 11, 9, seed)
     here = kick(cuts, cuts.balanced(), np.random.default_rng(seed))
-    found = find_better(cuts, here, cuts.schedule_bound(here))
-    others = [tuple(row) for row in neighbours(cuts, here).tolist()]
-    shorter = [one for one in others if cuts.schedule_bound(one) < cuts.schedule_bound(here)]
-    assert (found is None) == (not shorter)
-    if found is not None:
-        assert found[1] in shorter
-        assert found[0] == cuts.schedule_bound(found[1])
+    moves = Moves.of(cuts, here)
+    others = [tuple(row) for row in moves.begins.tolist()]
+    path = cuts.order.critical_path(*cuts.times(here))
+    assert moves.lengths(path).tolist() == (cuts.times_of(others) @ path.counts).tolist()
+    shortest = min(map(cuts.schedule_bound, others))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("schedopt.solving.engine_descent.AT_ONCE", 3)
+        assert find_better(cuts, here, shortest) is None
+        found = find_better(cuts, here, shortest + 1)
+    assert found is not None
+    assert found[1] in others
+    assert found[0] == cuts.schedule_bound(found[1]) == shortest
 
 
 def test_no_more_neighbours_are_looked_at_once_it_is_stopped() -> None:
