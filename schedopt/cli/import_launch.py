@@ -49,6 +49,11 @@ class LaunchOptions:
         "NAME: Of torchtitan-toml in Python: the function that returns the configuration. Default: "
         "the only one.",
     ] = None
+    arguments: Annotated[
+        str | None,
+        "TEXT: Of torchtitan-toml: what its command line adds, in one pair of quotes, such as "
+        "'--parallelism.pipeline_parallel_degree 4'.",
+    ] = None
     stages: Annotated[
         int | None, "S: Of deepspeed-json: the stages of the pipeline. Default: 1."
     ] = None
@@ -67,7 +72,7 @@ class LaunchOptions:
 
         is_launch = source in LAUNCH_SOURCES
         own = dict.fromkeys(("stages", "partition", "tensor_parallel"), "deepspeed-json")
-        own["config"] = "torchtitan-toml"
+        own |= dict.fromkeys(("config", "arguments"), "torchtitan-toml")
         for field in fields(self):
             option = f"--{field.name.replace('_', '-')}"
             allowed = source == own[field.name] if field.name in own else is_launch
@@ -118,6 +123,7 @@ def import_launch_file(
                 ignored=options.ignore or (),
                 pipeline=pipeline,
                 config=options.config,
+                arguments=options.arguments or "",
             )
         except InputError as error:
             if error.source or not error.field.startswith(("layers", "variants")):

@@ -45,6 +45,7 @@ def import_launch(
     ignored: Collection[str] = (),
     pipeline: Pipeline | None = None,
     config: str | None = None,
+    arguments: str = "",
 ) -> ImportedLaunch:
     """Turn a launch file into a plan, laid out as its engine runs it.
 
@@ -65,6 +66,8 @@ def import_launch(
         Of DeepSpeed, what its configuration does not say.
     config : str, optional
         Of torchtitan in Python: the function that returns the configuration. Default: the only one.
+    arguments : str
+        Of torchtitan: what its command line adds (``--parallelism.tensor_parallel_degree 2``).
 
     Raises
     ------
@@ -89,7 +92,7 @@ def import_launch(
         if source == "megatron-args":
             launch = read_megatron(text, chain, gpus, path, ignored)
         elif source == "torchtitan-toml":
-            launch = read_torchtitan(text, chain, gpus, path, ignored, config)
+            launch = read_torchtitan(text, chain, gpus, path, ignored, config, arguments)
         else:
             launch = read_deepspeed(text, chain, gpus, path, ignored, pipeline)
         result = lay_out(launch, profile, platform)
@@ -102,7 +105,10 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        others = ("chain", "ignore", "layers", "partition", "platform", "source", "variants")
+        others = (
+            *("arguments", "chain", "ignore", "layers", "partition", "platform", "source"),
+            "variants",
+        )
         if error.source or error.field.startswith(others):
             raise
         raise error.in_file(str(path)) from None

@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 import sys
-from dataclasses import fields
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from schedopt import Plan
 from schedopt.importing.launch_files import torchtitan_toml
 from schedopt.importing.launch_files.settings import vocabulary
 from schedopt.importing.launch_files.titan_config import read_configuration
+from schedopt.importing.launch_files.titan_values import read_arguments
 from schedopt.solving.engine_grid import ALL, Grid
 from schedopt.stage import Shard
 from tests.budgets import trials
@@ -34,6 +35,38 @@ from tests.exporting.engines import grid_plan, write_export
 from tests.running.pool import RankPool
 
 pytestmark = needs("torchtitan")
+
+
+ARGUMENTS = (
+    "--parallelism.pipeline_parallel_degree 4 --parallelism.tensor-parallel-degree=2",
+    "--parallelism.pipeline_parallel_schedule Interleaved1F1B --training.local_batch_size 3",
+    "--parallelism.no-enable-sequence-parallel --training.global-batch-size 12",
+    "--training.enable-cpu-offload --parallelism.pipeline_parallel_degree 2 "
+    "--parallelism.pipeline_parallel_degree 3",
+)
+
+
+@pytest.mark.parametrize("text", ARGUMENTS)
+def test_its_command_line_sets_what_we_read(text: str) -> None:
+    tyro, configs = load("tyro"), load("torchtitan.config.configs")
+    whole = make_dataclass(
+        "Whole",
+        [
+            (name, kind, field(default_factory=kind))
+            for name, kind in (
+                ("parallelism", configs.ParallelismConfig),
+                ("training", configs.TrainingConfig),
+            )
+        ],
+    )
+    found = tyro.cli(whole, args=text.split())
+    read = read_arguments(text)
+    assert read
+    for name, value in read.items():
+        section, _, key = name.partition(".")
+        assert getattr(getattr(found, section), key) == value
+        default = getattr(getattr(whole(), section), key)
+        assert default != value
 
 
 @st.composite

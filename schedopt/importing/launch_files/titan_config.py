@@ -27,13 +27,14 @@ MODE: Final = f"{CHECKPOINT}.mode"
 EVERY: Final = f"{CHECKPOINT}.selective_ac_option"
 _SELECTIVE: Final = {MODE: "selective", EVERY: "op"}
 """The default: operations of a layer are chosen that are computed again."""
-_CHECKPOINTS: Final[Mapping[str, Mapping[str, str]]] = {
+CHECKPOINTS: Final[Mapping[str, Mapping[str, str]]] = {
     "None": {MODE: "none"},
     "FullAC.Config": {MODE: "full"},
     "SelectiveAC.Config": _SELECTIVE,
     "MemoryBudgetAC.Config": {MODE: "memory_budget"},
     "ActivationCheckpointConfig": {},
 }
+"""What their classes set."""
 _WHOLE: Final = ("Trainer.Config", "TrainerConfig", "JobConfig")
 """How the classes of whole configurations end."""
 _SECTIONS: Final = {"parallelism": "ParallelismConfig", "training": "TrainingConfig"}
@@ -102,7 +103,7 @@ def _read_assigned(text: str) -> dict[str, Any]:
         section, _, key = name.removeprefix("config.").partition(".")
         if section == "activation_checkpoint" and not key:
             kind = str(value).removesuffix("()")
-            found |= _CHECKPOINTS.get(kind, {MODE: kind})
+            found |= CHECKPOINTS.get(kind, {MODE: kind})
         elif key and name.startswith("config."):
             found[f"{section}.{key}"] = value
     if not found:
@@ -303,7 +304,7 @@ class _Function:
         node = self._node(node)
         kind = _callee(node) if isinstance(node, ast.Call) else ast.unparse(node)
         if path == CHECKPOINT:
-            self.found |= _CHECKPOINTS.get(kind, {MODE: kind})
+            self.found |= CHECKPOINTS.get(kind, {MODE: kind})
         elif path == "optimizer" and "InBackward" in kind:
             self.found["optimizer.early_step_in_backward"] = True
         if isinstance(node, ast.Call) and _is_configuration(node):

@@ -10,7 +10,6 @@ torchtitan 0.2 and 0.3: ``distributed/pipeline_parallel.py`` for the modules of 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -33,7 +32,8 @@ from schedopt.importing.launch_files.schedules import (
 )
 from schedopt.importing.launch_files.settings import Settings
 from schedopt.importing.launch_files.splitting import stages_of_chunks, units_within
-from schedopt.importing.launch_files.titan_config import EVERY, MODE, read_configuration
+from schedopt.importing.launch_files.titan_config import EVERY, MODE
+from schedopt.importing.launch_files.titan_values import read_values
 from schedopt.importing.reading import read_file
 from schedopt.megatron_layout import LayoutChunk
 from schedopt.stage import Shard
@@ -58,8 +58,6 @@ CSV: Final = f"{AT}.pipeline_parallel_schedule_csv"
 SIZE: Final = f"{AT}.pipeline_parallel_microbatch_size"
 LOCAL: Final = "training.local_batch_size"
 GLOBAL: Final = "training.global_batch_size"
-OLD: Final = {"training.batch_size": LOCAL}
-"""Names of earlier versions."""
 _LAYER: Final = re.compile(r"layers\.([0-9]{1,6})")
 _HEAD: Final = ("output", "lm_head")
 
@@ -71,6 +69,7 @@ def read_torchtitan(
     path: Path,
     ignored: Collection[str] = (),
     config: str | None = None,
+    arguments: str = "",
 ) -> Launch:
     """Return what a configuration of torchtitan says of a step on so many GPUs.
 
@@ -88,13 +87,16 @@ def read_torchtitan(
         Settings to leave out.
     config : str, optional
         Of Python: the function. Default: the only one.
+    arguments : str
+        What its command line adds, as it stands there.
 
     Raises
     ------
     InputError
         As of `read_megatron`.
     """
-    settings = Settings(_values(text, config, is_code=is_python(path, text)), ignored)
+    values = read_values(text, config, arguments, is_code=is_python(path, text))
+    settings = Settings(values, ignored)
     settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, EXPERT, LOCAL, GLOBAL, SIZE))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
     replicas, shard = _replicas(settings, gpus, (ranks, tensor, context))
@@ -137,32 +139,6 @@ def _say_passes(replicas: int, passes: int, shard: Shard) -> Iterator[str]:
             "Gradients of replicas are added up once a step; torchtitan does so after each pass of "
             f"{LOCAL}, which takes more time where it does not hide"
         )
-
-
-def _values(text: str, config: str | None, *, is_code: bool) -> dict[str, Any]:
-    """Return the settings by section and name."""
-    if is_code:
-        return read_configuration(text, config)
-    if config is not None:
-        raise InputError(
-            "a TOML is one configuration", field="config", way_out="Leave import_launch.config out"
-        )
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(
-            f"it is no TOML: {error}",
-            way_out="Give the TOML of torchtitan 0.2, or a Python file (.py) that returns a "
-            "Trainer.Config",
-        ) from None
-    found: dict[str, Any] = {}
-    for section, members in document.items():
-        if isinstance(members, dict):
-            for key, value in members.items():
-                found[OLD.get(f"{section}.{key}", f"{section}.{key}")] = value
-        else:
-            found[section] = members
-    return found
 
 
 def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tuple[int, Shard]:
