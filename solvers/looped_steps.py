@@ -2,13 +2,15 @@
 
 Stage s lies on rank s mod p, so that each rank has layers from all over the chain and begins early
 (Lamy-Poirier 2023). The last layer, which logits make the longest, would leave all ranks but its
-own idle, and so would layers that are left over: they lie on all ranks, which take micro-batches in
-turn. The first layer, an embedding, has gradients that come last and are large: it may be a stage
-of its own, on the last rank, whose other gradients are on their way by then. The job is a fold,
-each part of which has a GPU or a tensor group on each rank. Either the GPUs of a part lie in a row,
-so that activations stay in a node and gradients go from node to node; or those of a rank do, and it
-is the other way round; then GPUs in a row may share sequences, too. Micro-batches are let in as
-memory allows, so that no GPU lacks work.
+own idle, and so would layers that are left over: they lie on several ranks, which take
+micro-batches in turns. The last one lies on all of them; of the others each lies on as few as can
+be, since a rank holds the weights of all that it has, and adds up their gradients. The first layer,
+an embedding, has gradients that come last and are large: it may be a stage of its own, on the last
+rank, whose other gradients are on their way by then. The job is a fold, each part of which has a
+GPU or a tensor group on each rank. Either the GPUs of a part lie in a row, so that activations stay
+in a node and gradients go from node to node; or those of a rank do, and it is the other way round;
+then GPUs in a row may share sequences, too. Micro-batches are let in as memory allows, so that no
+GPU lacks work.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from math import inf
+from math import gcd, inf
 from typing import Final
 
 from schedopt.errors import InputError
@@ -112,7 +114,9 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
     count, gpus, body = scope.microbatches or 1, len(platform.gpus), len(chain.layers) - 1
     if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied or chain.expert > 1:
         return
-    cuts = Cuts(problem)
+    most, cuts = float(MOST_OPERATIONS), Cuts(problem)
+    if seconds is not None:
+        most = min(most, (1 - SHARE) * seconds / OPERATION_S)
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
     for tensor, ranks in product(problem.degrees, range(2, min(gpus, body) + 1)):
         fold, rest = divmod(gpus, ranks * tensor)
@@ -122,22 +126,25 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
         if replicas > (scope.replicas or replicas):
             continue
         ways = (True, False) if chain.context == 1 else (False,)
-        laid_out = count // (fold if chain.context == 1 else 1)
+        laid_out = 2 * count // (fold if chain.context == 1 else 1)
         # A first layer of which nothing goes round needs no ranks of its own.
         firsts = (0, 1) if fold > 1 and body > ranks else (0,)
         for loops, inside, alone in product(sorted({*LOOPS, body // ranks}), ways, firsts):
             width = tensor * (ranks if inside else fold)
             lies_in_nodes = width % node == 0 or node % width == 0
-            operations = 2 * (alone + ranks * loops + 1) * laid_out
-            if not lies_in_nodes or (fold == 1 and not inside) or operations > MOST_OPERATIONS:
-                continue
-            if seconds is not None and OPERATION_S * operations > (1 - SHARE) * seconds:
+            if not lies_in_nodes or (fold == 1 and not inside):
                 continue
             # The first layer may take next to no time.
             left = {body % ranks, (body - 1) % ranks} if not alone else {(body - 1) % ranks}
-            for shared in sorted({1, *(1 + rest for rest in left)}):
-                if alone + ranks * loops <= body + 1 - shared:
-                    yield Loop(problem, cuts, ranks, tensor, loops, alone, shared, fold, inside)
+            for rest in sorted({0, *left}):
+                if alone + ranks * loops > body - rest:
+                    continue
+                behind, shared = (rest, 1) if gcd(rest, ranks) > 1 else (0, 1 + rest)
+                loop = Loop(
+                    problem, cuts, ranks, tensor, loops, alone, behind, shared, fold, inside
+                )
+                if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:
+                    yield loop
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """A looped pipeline: where its stages lie, and what they take and hold.
 
 Stage s lies on rank s mod p (Lamy-Poirier 2023), and the last one on all ranks. A first layer may
-be a stage of its own before these, on the last rank.
+be a stage of its own before these, on the last rank. Layers that are left over before the last
+stage are as many stages as lie on equally many ranks each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import Self
 
 from schedopt.bounds.recomputation import held_bytes
@@ -24,11 +26,17 @@ class Cuts:
         self.problem = problem
         self.of = cache(self._cut)
 
-    def _cut(self, tensor: int, alone: int, stages: int, shared: int) -> list[Cut]:
+    def _cut(
+        self, tensor: int, alone: int, stages: int, left: int, parted: int, shared: int
+    ) -> list[Cut]:
         chain = self.problem.in_group(tensor)
         begin = len(chain.layers) - shared
-        body = replace(chain, layers=chain.layers[alone:begin])
+        behind = begin - left
+        body = replace(chain, layers=chain.layers[alone:behind])
         cuts = [(first + alone, last + alone) for first, last in balanced_cuts(body, stages)]
+        if left:
+            each = left // parted
+            cuts += [(first, first + each - 1) for first in range(behind, begin, each)]
         return [*[(0, 0)][:alone], *cuts, (begin, begin + shared - 1)]
 
 
@@ -49,6 +57,8 @@ class Loop:
     alone : int
         First layers that are a stage of their own, 0 or 1. Its gradients are the last to be there.
         On the last rank they go round while those of the first rank do, and not behind these.
+    left : int
+        Layers before the last stage, in `parted` stages, each of which lies on some ranks alone.
     shared : int
         Layers of the last stage, which lies on all ranks.
     fold : int
@@ -63,6 +73,7 @@ class Loop:
     tensor: int
     loops: int
     alone: int
+    left: int
     shared: int
     fold: int
     inside: bool
@@ -72,10 +83,16 @@ class Loop:
         """Micro-batches of a part."""
         return (self.problem.scope.microbatches or 1) // self.fold
 
+    @property
+    def parted(self) -> int:
+        """Stages of the layers that are left over."""
+        return gcd(self.left, self.ranks) if self.left else 0
+
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, with the GPUs of all parts."""
-        cuts = self.cuts.of(self.tensor, self.alone, self.ranks * self.loops, self.shared)
+        around = self.ranks * self.loops
+        cuts = self.cuts.of(self.tensor, self.alone, around, self.left, self.parted, self.shared)
         sharded = self.problem.scope.shard != "none"
         return [
             Stage(
@@ -87,17 +104,26 @@ class Loop:
             for cut, ranks in zip(cuts, map(self.ranks_of, range(len(cuts))), strict=True)
         ]
 
+    @cached_property
+    def _ranks(self) -> list[range]:
+        """The ranks that have each stage."""
+        around = [range(rank, rank + 1) for rank in range(self.ranks)]
+        left = [range(first, self.ranks, self.parted) for first in range(self.parted)]
+        return [
+            *around[self.ranks - self.alone :],
+            *(self.loops * around),
+            *left,
+            range(self.ranks),
+        ]
+
     def ranks_of(self, stage: int) -> range:
         """Return the ranks that have a stage."""
-        if stage == self.alone + self.ranks * self.loops:
-            return range(self.ranks)
-        rank = (stage - self.alone) % self.ranks
-        return range(rank, rank + 1)
+        return self._ranks[stage]
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank that has a micro-batch of a stage."""
-        shared = stage == self.alone + self.ranks * self.loops
-        return (microbatch if shared else stage - self.alone) % self.ranks
+        ranks = self._ranks[stage]
+        return ranks[microbatch % len(ranks)]
 
     def _gpu(self, rank: int, part: int) -> int:
         place = part * self.ranks + rank if self.inside else rank * self.fold + part
@@ -142,7 +168,8 @@ class Loop:
         largest = max(layer.activation_bytes for layer in layers)
         workspace = max(layer.workspace_bytes or 0 for layer in layers)
         usable = self.problem.platform.gpus[0].usable_bytes
-        room = [usable - workspace - 2 * (self.alone + self.loops) * largest] * self.ranks
+        waiting = 2 * (self.alone + self.loops + (self.left > 0)) * largest
+        room = [usable - workspace - waiting] * self.ranks
         for number, stage in enumerate(self.stages):
             own = [layers[n] for n in stage.layer_range]
             optimizer = sum(layer.optimizer_bytes or 0 for layer in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,54 @@ def test_the_last_layer_is_shared_by_all_gpus() -> None:
 def test_none_are_proposed_where_two_layers_do_not_fit() -> None:
     problem = heavy_end(memory=19)
     assert not [*propose(problem, Run(problem))]
+
+
+def seven_layers(sizes: Sequence[tuple[int, int, int]], platform: Platform) -> Problem:
+    """Return the step of as many micro-batches as GPUs, of layers of which each GPU holds three.
+
+    Each layer takes as long forward as backward, and sends and adds up so many bytes.
+    """
+    layers = [
+        replace(
+            layer(time, time, weight=10, sent=sent),
+            parameter_bytes=10 - added,
+            gradient_bytes=added,
+            optimizer_bytes=0,
+        )
+        for time, sent, added in sizes
+    ]
+    chain = Chain(layers=tuple(layers))
+    return training_step(chain, platform, len(platform.gpus), widest_step(chain))
+
+
+def test_layers_that_are_left_over_lie_on_as_few_gpus_as_can_be() -> None:
+    # Each GPU has one of the first four layers, the last one, and one of the two that are left,
+    # which take turns on two GPUs each. So it works 14 of all 56 ns; the fourth begins behind three
+    # forwards, and three backwards come behind it.
+    problem = seven_layers([(1, 0, 0)] * 7, Platform(4, 35))
+    plans = [plan for plan in propose(problem, Run(problem)) if not check(plan)]
+    best = min(plans, key=lambda plan: plan.pattern.period_total_ns)
+    assert [len(stage.gpus) for stage in best.stages] == [1, 1, 1, 1, 2, 2, 4]
+    assert best.pattern.period_total_ns == 14 + 3 + 3
+
+
+@pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.nightly)])
+def test_random_layers_that_are_left_over_make_valid_steps(examples: int) -> None:
+    sizes = st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 5))
+    found: list[Plan] = []
+
+    @settings(max_examples=examples, derandomize=True, database=None, phases=[Phase.generate])
+    @given(st.lists(sizes, min_size=7, max_size=7), st.sampled_from([4, 8]))
+    def look(drawn: list[tuple[int, int, int]], gpus: int) -> None:
+        problem = seven_layers(drawn, Platform(gpus, 48, bandwidth=10**9, duplex="full"))
+        for plan in propose(problem, Run(problem)):
+            assert {found.kind for found in check(plan)} <= {"memory"}
+            assert all(one.period <= plan.pattern.period for one in lower_bounds(problem))
+            found.append(plan)
+
+    look()
+    several = [plan for plan in found if len(plan.stages[-2].gpus) * 2 == len(plan.stages[-1].gpus)]
+    assert {plan.pattern.fold for plan in several} >= {1, 2}
 
 
 @st.composite
