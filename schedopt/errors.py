@@ -75,11 +75,11 @@ def _rebuild_input_error(rule: str, field: str, way_out: str, source: str) -> In
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Name a file in each error about what it holds."""
+    """Name a file in each error about what it holds, but where it names another one."""
     try:
         yield
     except InputError as error:
-        raise error.in_file(str(path)) from None
+        raise (error if error.source else error.in_file(str(path))) from None
 
 
 class InvalidPlanError(SchedoptError):

@@ -74,7 +74,8 @@ def import_plan(
         Naming the file, the line, the rule and the way out: also if the plan names operators that
         the profile lacks, or splits a stage in a way that stages of ours cannot have.
     """
-    lines = chosen(read_table(path, _PLANS), "plan", plan, "plan")
+    path = Path(path)
+    lines = chosen(path, read_table(path, _PLANS), "plan", plan, "plan")
     with naming_file(path):
         if not lines:
             raise InputError("there are no plans", field="rows", way_out="Is the table complete?")
@@ -88,11 +89,11 @@ def import_plan(
                 field=line["mbs"].path,
                 way_out="Give a multiple",
             )
-    table = Path(path).with_name(OPERATORS_TABLE) if profile is None else Path(profile)
-    measured = _profile(table, line)
-    with naming_file(table):
-        chain, groups = measured.of_size(samples // replicas)
+    table = path.with_name(OPERATORS_TABLE) if profile is None else Path(profile)
     with naming_file(path):
+        measured = _profile(table, line)
+        with naming_file(table):
+            chain, groups = measured.of_size(samples // replicas)
         made = [*_place(stages, chain, groups, platform)]
         count = replicas * whole(line["microbatches"], 1)
         config = SystemConfig(chain=chain, platform=platform, microbatches=count, variants=groups)
@@ -109,10 +110,10 @@ def import_plan(
 
 
 def _profile(table: Path, line: Line) -> Profile:
-    kind, model = line["set"].text(), line["model"].text()
-    lines = chosen(read_table(table, _OPERATORS), "set", kind, "set")
+    kind, model, layers = line["set"].text(), line["model"].text(), whole(line["layers"], 1)
     with naming_file(table):
-        chains = operator_chains(chosen(lines, "model", model, "model"), whole(line["layers"], 1))
+        lines = chosen(table, read_table(table, _OPERATORS), "set", kind, "set")
+        chains = operator_chains(chosen(table, lines, "model", model, "model"), layers)
         return Profile(
             name=f"{model} on {kind}",
             variants=tuple(

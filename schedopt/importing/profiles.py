@@ -101,9 +101,15 @@ def _operator_notes(lines: Sequence[Line], variants: Variants) -> Iterator[str]:
         )
 
 
-def chosen(lines: Sequence[Line], column: str, value: str | None, field: str) -> list[Line]:
-    """Return the lines with a value in a column; if none is asked for, there may be one only."""
-    there = list(dict.fromkeys(line[column].text() for line in lines))
+def chosen(
+    path: Path, lines: Sequence[Line], column: str, value: str | None, field: str
+) -> list[Line]:
+    """Return the lines with a value in a column; if none is asked for, there may be one only.
+
+    What is wrong with the value that is asked for is told of the field, not of the file.
+    """
+    with naming_file(path):
+        there = list(dict.fromkeys(line[column].text() for line in lines))
     names = ", ".join(there)
     if value is None and len(there) > 1:
         raise InputError(
@@ -123,12 +129,12 @@ def _superscaler(
     of_parts = bool(lines) and "part" in lines[0]
     lines = read_table(path, _PARTS if of_parts else _OPERATORS)
     if lines and "set" in lines[0]:
-        lines = chosen(lines, "set", gpu, "gpu")
+        lines = chosen(path, lines, "set", gpu, "gpu")
     elif gpu is not None:
         raise InputError(
             "the table is of one kind of GPU", field="gpu", way_out="Leave it out", source=str(path)
         )
-    lines = chosen(lines, "model", model, "model")
+    lines = chosen(path, lines, "model", model, "model")
     name = lines[0]["model"].text() if lines else ""
     with naming_file(path):
         variants = _parts(lines) if of_parts else operator_chains(lines, layers)
@@ -285,45 +291,20 @@ def _fields(chain: Chain) -> dict[str, Any]:
 def _sailor(
     path: Path, model: str | None, gpu: str | None
 ) -> tuple[Variants, str, tuple[str, ...]]:
-    lines = chosen(read_table(path, _SAILOR), "model", model, "model")
-    lines = chosen(lines, "gpu", gpu, "gpu")
     beside = path.with_name("bytes.json")
     sizes: dict[tuple[str, int, int], Line] = {}
-    for line in read_table(beside, _SAILOR_BYTES):
-        key = line["model"].text(), whole(line["tp"], 1), whole(line["layer"])
-        sizes[key] = line
+    with naming_file(beside):
+        for line in read_table(beside, _SAILOR_BYTES):
+            key = line["model"].text(), whole(line["tp"], 1), whole(line["layer"])
+            sizes[key] = line
+    lines = chosen(path, read_table(path, _SAILOR), "model", model, "model")
+    lines = chosen(path, lines, "gpu", gpu, "gpu")
     name = lines[0]["model"].text() if lines else ""
-    chains = {}
-    for line in lines:
-        tensor, samples = whole(line["tp"], 1), whole(line["mbs"], 1)
-        with naming_file(path):
-            times = [
-                line[column].entries() for column in ("forward_ns", "backward_ns", "update_ns")
-            ]
-            if len({len(each) for each in times}) > 1:
-                raise InputError(
-                    "the lists of a line are not as long as each other",
-                    field=line["forward_ns"].path,
-                    way_out="Give each layer its three times",
-                )
-        if (name, tensor, len(times[0]) - 1) not in sizes or (name, tensor, 0) not in sizes:
-            raise InputError(
-                f"has no bytes of {name} with tensor degree {tensor} for {len(times[0])} layers",
-                field="layer",
-                way_out=f"Add them, or leave the lines out of {path.name}",
-                source=str(beside),
-            )
-        layers = [
-            _sailor_layer(number, three, sizes[name, tensor, number], samples)
-            for number, three in enumerate(zip(*times, strict=True))
-        ]
-        entering = sizes[name, tensor, 0]["act_input_bytes"]
-        chains[tensor, samples] = Chain(
-            layers=tuple(layers),
-            input_bytes=entering.bytes() * samples,
-            samples=samples,
-            provenance={"format": "sailor", "gpu": line["gpu"].text()},
-        )
+    with naming_file(path):
+        chains = {
+            (whole(line["tp"], 1), whole(line["mbs"], 1)): _sailor_chain(name, line, sizes, beside)
+            for line in lines
+        }
     notes = (
         "Weights, gradients and two moments are in single precision, and two buffers of DeepSpeed "
         "as large come on top: 24 bytes a parameter.",
@@ -331,8 +312,43 @@ def _sailor(
     return _with_whole_outputs(chains), name, notes
 
 
-def _sailor_layer(number: int, times: tuple[Item, ...], line: Line, samples: int) -> Layer:
-    forward, backward, update = map(whole, times)
+def _sailor_chain(
+    name: str, line: Line, sizes: Mapping[tuple[str, int, int], Line], beside: Path
+) -> Chain:
+    tensor, samples = whole(line["tp"], 1), whole(line["mbs"], 1)
+    times = [line[column].entries() for column in ("forward_ns", "backward_ns", "update_ns")]
+    count = len(times[0])
+    if len({len(each) for each in times}) > 1:
+        raise InputError(
+            "the lists of a line are not as long as each other",
+            field=line["forward_ns"].path,
+            way_out="Give each layer its three times",
+        )
+    if missing := [layer for layer in range(count) if (name, tensor, layer) not in sizes]:
+        raise InputError(
+            f"has no bytes of layer {missing[0]} of {name} with tensor degree {tensor}, which has "
+            f"{count} layers",
+            field="layer",
+            way_out=f"Add them, or take {line['tp'].path.partition('.')[0]} out of the profiles",
+            source=str(beside),
+        )
+    timed = [tuple(map(whole, three)) for three in zip(*times, strict=True)]
+    with naming_file(beside):
+        layers = [
+            _sailor_layer(layer, three, sizes[name, tensor, layer], samples)
+            for layer, three in enumerate(timed)
+        ]
+        entering = sizes[name, tensor, 0]["act_input_bytes"].bytes() if count else 0
+        return Chain(
+            layers=tuple(layers),
+            input_bytes=entering * samples,
+            samples=samples,
+            provenance={"format": "sailor", "gpu": line["gpu"].text()},
+        )
+
+
+def _sailor_layer(number: int, times: tuple[int, ...], line: Line, samples: int) -> Layer:
+    forward, backward, update = times
     return Layer(
         name=f"layer {number}",
         forward_ns=forward,

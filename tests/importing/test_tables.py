@@ -105,7 +105,34 @@ def test_lists_of_layers_take_their_bytes_from_the_table_beside(tmp_path: Path) 
     # 24 bytes for each parameter of 4.
     assert (second.parameter_bytes, second.weight_bytes) == (12, 6 * 12)
     table(tmp_path / "bytes.json", sizes, [["m", 1, 0, 8, 16, 2, 64]])
-    with pytest.raises(InputError, match=r"bytes.json: layer: has no bytes of m"):
+    with pytest.raises(InputError, match=r"bytes.json: layer: has no bytes of layer 1 of m"):
+        import_profile(path, "sailor")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "says"),
+    [
+        ("profiles", ["m", "g", 4, "1", [1], [3], [5]], r"profiles.json: rows\[0\].tp: '1' is not"),
+        ("profiles", ["m", 5, 4, 1, [1], [3], [5]], r"profiles.json: rows\[0\].gpu: 5 is not text"),
+        (
+            "profiles",
+            ["m", "g", 4, 1, [1], [3], [None]],
+            r"profiles.json: rows\[0\].update_ns\[0\]",
+        ),
+        ("bytes", ["m", 1, -1, 8, 16, 2, 64], r"bytes.json: rows\[0\].layer: -1 is negative"),
+        ("bytes", ["m", 1, 0, "8", 16, 2, 64], r"bytes.json: rows\[0\].params_bytes: '8' is not"),
+    ],
+)
+def test_a_cell_of_sailor_is_refused_with_file_and_line(
+    name: str, row: list[Any], says: str, tmp_path: Path
+) -> None:
+    times = ["model", "gpu", "mbs", "tp", "forward_ns", "backward_ns", "update_ns"]
+    sizes = ["model", "tp", "layer", "params_bytes", "act_output_bytes"]
+    path = table(tmp_path / "profiles.json", times, [["m", "g", 4, 1, [1], [3], [5]]])
+    columns = [*sizes, "act_input_bytes", "act_mem_bytes"]
+    table(tmp_path / "bytes.json", columns, [["m", 1, 0, 8, 16, 2, 64]])
+    table(tmp_path / f"{name}.json", times if name == "profiles" else columns, [row])
+    with pytest.raises(InputError, match=says):
         import_profile(path, "sailor")
 
 
