@@ -272,14 +272,16 @@ class EngineCuts:
         ahead = [(grid.gpu(rank), grid.gpu((rank + 1) % self.ranks)) for rank in range(self.ranks)]
         back = [(target, source) for source, target in ahead]
         each = [-(-layer.activation_bytes // lanes) for layer in layers]
+        sizes = [*dict.fromkeys(each)]
+        kinds = [0, *(1 + sizes.index(size) for size in each)]
         found = [
             [
-                [0, *(transfer_ns(size, source, target, lanes) for size in each)]
+                [0, *(transfer_ns(size, source, target, lanes) for size in sizes)]
                 for source, target in way
             ]
             for way in (ahead, back)
         ]
-        return np.array(found, dtype=np.int64)
+        return np.array(found, dtype=np.int64)[:, :, kinds]
 
     def longest_step(self) -> int:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""

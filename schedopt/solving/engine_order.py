@@ -243,11 +243,6 @@ def _short_order(ranks: int, chunks: int, count: int, updates: bool) -> EngineOr
 
 def undominated(vectors: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the vectors that no other one contains."""
-    return [
-        one
-        for one in vectors
-        if not any(
-            other != one and all(a <= b for a, b in zip(one, other, strict=True))
-            for other in vectors
-        )
-    ]
+    rows = np.array(sorted(vectors))
+    contain = (rows[:, None] <= rows[None]).all(axis=2).sum(axis=1)
+    return [tuple(row) for row in rows[contain == 1].tolist()]

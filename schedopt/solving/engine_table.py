@@ -327,21 +327,23 @@ class _Table:
 
     def _fitting(self, rank: int, layers: Array, again: Array) -> tuple[Array, Array]:
         """Return the splits that fit."""
-        middle = self.middle
+        from schedopt.solving.engine_fitting import find_fitting
+
+        cuts, middle = self.cuts, self.middle
         weights = middle.weights * layers.sum(axis=1)
         kept = middle.kept * (layers - again) + middle.kept_redone * again
+        any_part, inner = self.workspaces
+        alone = np.full(cuts.chunks, any_part if self.inside else 0)
         for place, unit in self._ends(rank):
             weights = weights + unit.weights
             kept[:, place] += min(unit.kept, unit.kept_redone)
-        room = self.cuts.gpus[rank].usable_bytes - weights
-        any_part, inner = self.workspaces
-        ends = {place % self.cuts.chunks for place, _ in self._ends(rank)}
-        fits = np.ones(len(layers), dtype=np.bool_)
-        for vector, chunk in self.cuts.order.held_at_backwards[rank]:
-            held = kept @ np.array(vector, dtype=np.int64) + self.returned * again[:, chunk]
-            if chunk * self.cuts.ranks + rank + 1 < self.cuts.parts:
-                held += np.where(again[:, chunk] > 0, self.awaited, 0)
-            alone = any_part if self.inside or chunk in ends else 0
-            held += np.where(layers[:, chunk] > 0, max(any_part, inner), alone)
-            fits &= held <= room
+            alone[place] = any_part
+        awaited = np.full(cuts.chunks, self.awaited)
+        if rank + 1 == cuts.ranks:
+            awaited[-1] = 0
+        running = self.returned * again + awaited * (again > 0)
+        running += np.where(layers > 0, max(any_part, inner), alone)
+        held = sorted(cuts.order.held_at_backwards[rank], key=lambda held: -sum(held[0]))
+        vectors, chunks = (np.array(row) for row in zip(*held, strict=True))
+        fits = find_fitting(kept, running, cuts.gpus[rank].usable_bytes - weights, vectors, chunks)
         return layers[fits], again[fits]
