@@ -48,6 +48,7 @@ class Clock:
         self._turn_ends: float | None = None
         self._share = 1.0
         self._latest: float | None = None
+        self._idle_ends: float | None = None
         self._began = self._better = begin
         self._stop = threading.Event()
 
@@ -63,6 +64,7 @@ class Clock:
 
     def begin_turn(self, share: float = 1.0) -> None:
         """Give the solver that begins now a share of all the time that is left."""
+        self._idle_ends = None
         if self._deadline is not None:
             now = self._now()
             self._turn_ends = now + (self._deadline - now) * share
@@ -115,6 +117,27 @@ class Clock:
             self._deadline = min(self._latest, again)
             self._go_on()
 
+    def end_turn_in(self, seconds: float | None) -> None:
+        """End the turn of the solver at work in so many seconds, unless this is called again.
+
+        None: when its time is up.
+        """
+        if self._parent is not None:
+            self._parent.end_turn_in(seconds)
+        else:
+            self._idle_ends = None if seconds is None else self._now() + seconds
+
+    def take_back_turn(self) -> None:
+        """Let the whole end earlier by what is left of a turn that was idle at its end."""
+        if self.is_idle() and self._deadline is not None and self._turn_ends is not None:
+            self._deadline -= max(0.0, self._turn_ends - self._now())
+
+    def is_idle(self) -> bool:
+        """Whether the turn of the solver at work is over because nothing was found for long."""
+        if self._parent is not None:
+            return self._parent.is_idle()
+        return self._idle_ends is not None and self._now() >= self._idle_ends
+
     def note_better(self) -> None:
         """Note that something better was found just now."""
         self._better = self._now()
@@ -146,9 +169,10 @@ class Clock:
         return asked or (self._parent is not None and self._parent.stop_requested())
 
     def stopped(self) -> bool:
-        """Whether the solver at work should stop: its time is up, or somebody asked."""
+        """Whether the solver at work should stop: its time is up, it is idle, or somebody asked."""
         remaining = self.remaining()
-        return self.stop_requested() or (remaining is not None and remaining <= 0)
+        late = remaining is not None and remaining <= 0
+        return late or self.is_idle() or self.stop_requested()
 
     def all_ended(self) -> bool:
         """Whether the search should stop of which this is a part."""

@@ -12,7 +12,7 @@ from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Outcome
 from schedopt.result import Infeasibility, PhaseResult, Result, Status
 from schedopt.solving.clock import StopHandle
@@ -43,10 +43,14 @@ Without it they are not asked what a freedom would give, which is brief.
 """
 WITHOUT_PLANS: Final = ("relaxation",)
 """Solvers that prove bounds alone."""
+IDLE: Final = "nothing more was found for long"
+"""Why a search for longer patterns ended before its time."""
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
 BRIEFLY_S: Final = 4.0
 """The most that is spent on what replicas would give: twice what loading their code may take."""
+SHARE_OF_IDLE: Final = 0.15
+"""Of the time limit, after which a search for longer patterns ends that has found nothing more."""
 SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""
 
@@ -83,10 +87,25 @@ def solve_problem(
         cutoff=cutoff,
         hopes=hopes,
     )
+    limit_s = run.remaining()
+    if solver is None and limit_s is not None and _may_be_idle(run):
+        run.idle_s = SHARE_OF_IDLE * limit_s
     with stopping_first(run.stop):
         portfolio = _Portfolio(problem, run, solver)
         portfolio.compile()
         return portfolio.solve(plan)
+
+
+def _may_be_idle(run: Run) -> bool:
+    """Whether a search may end when it finds nothing more, though not all is proven.
+
+    By default longer patterns are looked for where they hardly ever help. Who asks for those of a
+    length of their own, or for all that can be proven, has the whole time; and ends by a limit of
+    work are the same each time.
+    """
+    scope = run.scope
+    usual = scope.allocation == "general" and scope.max_k == Scope.usual().max_k
+    return usual and run.incumbent.gap > 0 and run.work_limit is None
 
 
 class _Portfolio:
@@ -123,6 +142,7 @@ class _Portfolio:
                 self._run_what_if(phase, share)
             elif self._is_open(phase) and self._has_time(phase, share):
                 self._run(phase, share)
+                run.clock.take_back_turn()
         if not run.clock.ended() and not run.settled():
             self._prove()
         if run.best() is None and self.refusals and len(self.refusals) == len(self.results):
@@ -306,7 +326,7 @@ class _Portfolio:
         return Note(
             outcome,
             stopped=run.stopped() and not run.settled(scope),
-            detail=events.left_out,
+            detail=events.left_out or (IDLE if run.clock.is_idle() else ""),
             proof=None if why is None else why.proof,
             least_memory_bytes=least,
             is_increase=is_increase,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Final
 
 from schedopt.account import fits
 from schedopt.checking import Violation
@@ -20,6 +21,9 @@ from schedopt.solving.incumbent import Incumbent
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.units import format_duration
 from schedopt.validation import as_ratio
+
+NEAR: Final = 2
+"""With k = 1 little is left to find if the period is proven to be so many gaps above the best."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,9 @@ class Run:
     incumbent : Incumbent
     events : Events
         Of the solver at work.
+    idle_s : float or None
+        Once the best has k = 1, and little is left to find with that (`NEAR`), a turn ends when
+        nothing better was found for so many seconds; None: it does not.
     """
 
     def __init__(
@@ -169,11 +176,13 @@ class Run:
         self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
         self.cutoff, self.hopes = cutoff, hopes or Hopes()
+        self.idle_s: float | None = None
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:
         """Begin with a solver, which has a share of the time that is left."""
         self.clock.begin_turn(share)
+        self._go_on()
         self.events = Events(solver)
         return self.events
 
@@ -270,7 +279,10 @@ class Run:
     def _offer(self, plan: Plan) -> None:
         events, period = self.events, plan.pattern.period
         events.period = min(events.period or period, period)
+        before = self._known()
         self.incumbent.offer(plan, events.solver)
+        if self._known() != before:
+            self._go_on()
         self._notify()
 
     def report_bound(self, value: Fraction | int, scope: Scope, proof: Proof | str) -> None:
@@ -280,7 +292,10 @@ class Run:
     def add_bound(self, bound: Bound) -> None:
         """Report a bound."""
         bound = replace(bound, proof=self._name_claimant(bound.proof))
+        before = self._known()
         self.incumbent.add_bound(bound, self.events.solver)
+        if self._known() != before:
+            self._go_on()
         self._notify()
 
     def report_infeasible(self, proof: Infeasibility) -> None:
@@ -293,6 +308,18 @@ class Run:
     def leave_out(self, why: str) -> None:
         """Note that the solver left a question open, of which nothing is known then."""
         self.events.left_out = why
+
+    def _known(self) -> tuple[Fraction | None, ...]:
+        """Return the best period, and what bounds it: that of all that is asked, and with k = 1."""
+        return self.period(), self.bound(), self.bound(replace(self.scope, max_k=1))
+
+    def _go_on(self) -> None:
+        """Give the solver at work time to find something more, where that may be in vain."""
+        best, bound = self.best(), self.bound(replace(self.scope, max_k=1))
+        if self.idle_s is None or best is None or bound is None:
+            return
+        near = best.pattern.period <= bound * (1 + NEAR * self.incumbent.gap)
+        self.clock.end_turn_in(self.idle_s if near and best.pattern.k == 1 else None)
 
     def _name_claimant(self, proof: Proof | str) -> Proof | str:
         claimant = self.events.claimant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from fractions import Fraction
 from itertools import permutations
 
 import pytest
@@ -19,6 +20,7 @@ from schedopt import (
     Stage,
     solve,
 )
+from schedopt.families import theorem_4
 from schedopt.solving import Run
 from schedopt.solving.clock import Clock, Pace
 from schedopt.solving.incumbent import Incumbent
@@ -58,6 +60,38 @@ def test_what_ends_early_goes_on_as_long_again_as_it_took_to_find_something_bett
     assert now + (late.remaining() or 0) == pytest.approx(69 + 0.2 * 61)
 
 
+def test_an_idle_turn_ends_and_its_rest_is_taken_from_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    clock = Clock(100)
+    clock.begin_turn(1 / 2)
+    part = clock.fork(1)
+    now = 10.0
+    part.end_turn_in(5)
+    now = 14.0
+    part.end_turn_in(None)
+    now = 16.0
+    assert not clock.stopped()
+    part.end_turn_in(4)
+    now = 18.0
+    assert not part.stopped()
+    assert not clock.stopped()
+    now = 20.0
+    assert part.stopped()
+    assert clock.stopped()
+    assert not clock.ended()
+    clock.take_back_turn()
+    # The turn would have gone on for 30 s; what follows has 50 s, as it would have had.
+    clock.begin_turn()
+    assert clock.remaining() == 50
+    assert not part.is_idle()
+    assert not clock.stopped()
+    clock.take_back_turn()
+    assert clock.remaining() == 50
+
+
 def test_a_turn_and_a_fork_have_shares_of_the_time_that_is_left() -> None:
     clock = Clock(40)
     clock.begin_turn(1 / 2)
@@ -95,6 +129,40 @@ def test_without_a_limit_only_a_request_stops() -> None:
     clock.stop()
     assert other.stop_requested()
     assert other.ended()
+
+
+def test_longer_patterns_are_searched_on_where_they_are_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    family = theorem_4(2)
+    scope = Scope(max_k=2)
+    chain, platform = family.chain, family.platform
+    short, long = (plan_of(solve(chain, platform, scope=Scope(max_k=k))) for k in (1, 2))
+    assert long.pattern.period < short.pattern.period
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    problem = Problem(chain=chain, platform=platform, scope=scope)
+    run = Run(problem, time_limit=100, gap=Fraction(1, 100))
+    run.idle_s = 5
+    run.report(short)
+    run.report_bound(2, scope, "by hand")
+    run.begin("general")
+    now = 10.0
+    assert not run.stopped()
+    run.report_bound(short.pattern.period * 100 / 103, Scope(), "by hand")
+    now = 17.0
+    assert not run.stopped()
+    now = 10.0
+    run.report_bound(short.pattern.period * 100 / 102, Scope(), "by hand")
+    now = 14.0
+    run.report_bound(1, scope, "by hand")
+    run.report(short)
+    now = 15.0
+    assert run.stopped()
+    run.begin("general")
+    run.report(long)
+    now = 25.0
+    assert not run.stopped()
 
 
 def test_a_fork_of_a_run_shares_what_is_known_and_a_subrun_does_not() -> None:

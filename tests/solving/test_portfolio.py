@@ -158,6 +158,46 @@ def test_a_phase_tells_its_own_proofs_only(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("gap", "max_k", "ends_early"), [(0.001, 2, True), (0, 2, False), (0.001, 3, False)]
+)
+def test_longer_patterns_are_not_searched_for_long_in_vain(
+    gap: float, max_k: int, ends_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, ends, later = 0.0, 0.0, 0.0
+    chain, platform = Chain(layers=(*(EQUAL,) * 32, LONG)), Platform(2, 99)
+    best = plan_of(solve(chain, platform, solver="even_split"))
+
+    def load(name: str) -> Callable[[Problem, Run], None]:
+        def solver(problem: Problem, run: Run) -> None:
+            nonlocal now, ends, later
+            if name == "even_split":
+                run.report(best)
+                run.report_bound(best.pattern.period, replace(run.scope, max_k=1), "say we")
+            while name == "general" and not (problem.scope.recompute or run.stopped()):
+                ends = now = now + 1
+                if now == 7:
+                    run.report_bound(best.pattern.period - 1, run.scope, "say we")
+            if name == "periodic":
+                later = run.remaining() or 0
+
+        return solver
+
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    monkeypatch.setattr(portfolio, "load_solver", load)
+    scope = Scope.usual(max_k=max_k)
+    least = load_bound(Problem(chain=chain, platform=platform, scope=scope))
+    monkeypatch.setattr(portfolio, "lower_bounds", lambda *_: iter([least]))
+    result = solve(chain, platform, scope=scope, time_limit=100, gap=gap)
+    notes = [str(phase.note) for phase in result.ladder if phase.solver == "general"]
+    assert portfolio.IDLE in notes[0] or not ends_early
+    # Of 100 s it has 24 parts of 26, and ends before if it finds nothing for 15 s.
+    assert ends == (22 if ends_early else 93)
+    # The next one has a part of the other two, however early it begins.
+    assert later == pytest.approx(100 / 26 if ends_early else 7 / 2)
+    assert result.plan is not None
+
+
 HALVES = replace(
     layer(2, 4, 4, sent=1), backward_input_ns=2, backward_weight_ns=2, saved_weight_bytes=1
 )
