@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from schedopt.chain import Chain
 from schedopt.errors import InputError
@@ -83,6 +83,15 @@ class Operation:
                 field="replica",
                 way_out="Leave it out; only W may run on another one",
             )
+
+    def at(self, shift: int, start_ns: int) -> Self:
+        """Return the same for other micro-batches, at another time."""
+        moved = object.__new__(type(self))
+        # What was checked before is not checked again, and there are many of these.
+        vars(moved).update(vars(self), shift=shift, start_ns=start_ns)
+        check_whole(moved, "shift", low=-LARGEST)
+        check_whole(moved, "start_ns")
+        return moved
 
     def __str__(self) -> str:
         where = f", replica {self.replica:+}" if self.replica else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from schedopt.errors import InputError
 from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, as_rows, check_choice, check_whole
@@ -114,6 +114,15 @@ class Transfer:
                 field="source_stage",
                 way_out="Leave it out, or give a weight_gradient that is reduced in one chunk",
             )
+
+    def at(self, shift: int, start_ns: int) -> Self:
+        """Return the same for other micro-batches, at another time."""
+        moved = object.__new__(type(self))
+        # What was checked before is not checked again, and there are many of these.
+        vars(moved).update(vars(self), shift=shift, start_ns=start_ns)
+        check_whole(moved, "shift", low=-LARGEST)
+        check_whole(moved, "start_ns")
+        return moved
 
     @property
     def is_boundary(self) -> bool:

@@ -65,3 +65,16 @@ def make_plan(**changes: Any) -> Plan:
 def test_counting_from_the_first_backward_renames_micro_batches() -> None:
     pattern = count_from_first_backward([FORWARD, BACKWARD], [], 1, 3)
     assert [operation.shift for operation in pattern.operations] == [3, 0]
+
+
+def test_what_is_moved_is_as_if_made_so() -> None:
+    operation = Operation(kind="W", stage=1, shift=2, start_ns=3, covers=2, replica=1)
+    moved = Operation(kind="W", stage=1, shift=-5, start_ns=7, covers=2, replica=1)
+    assert operation.at(-5, 7) == moved
+    transfer = Transfer(tensor="activation", stage=1, shift=2, start_ns=3, covers=2)
+    assert transfer.at(4, 0) == Transfer(
+        tensor="activation", stage=1, shift=4, start_ns=0, covers=2
+    )
+    for item in (operation, transfer):
+        with pytest.raises(InputError, match="start_ns"):
+            item.at(0, -1)

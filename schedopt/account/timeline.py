@@ -113,7 +113,8 @@ class Timeline:
             for micro_batch in self._micro_batches(transfer.shift):
                 source, target, count = self.ends(transfer, micro_batch)
                 start = self.start_ns(transfer, micro_batch)
-                length = self.transfer_ns(transfer, micro_batch)
+                lanes = self.plan.lanes(transfer)
+                length = self.plan.platform.transfer_ns(count, source, target, lanes)
                 yield transfer, micro_batch, source, count, Interval(start, start + length, target)
 
     def _micro_batches(self, shift: int) -> range:

@@ -42,6 +42,7 @@ class Timeline:
     slots: Mapping[Name, tuple[Slot | None, ...]]
     part: Part | None = None
     _lengths: dict[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
+    _spans: dict[tuple[Name, int], tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_stage(self) -> tuple[tuple[tuple[str, Item], ...], ...]:
@@ -71,11 +72,14 @@ class Timeline:
 
     def span(self, name: Name, micro_batch: int) -> tuple[int, int]:
         """When the item that runs a micro-batch starts and ends, in ns."""
-        slot = self.slots[name][micro_batch % self.plan.pattern.k]
-        assert slot is not None
-        first = micro_batch - slot.behind
-        start = self.start(slot.item, first)
-        return start, start + self.length(slot.item, first)
+        found = self._spans.get((name, micro_batch))
+        if found is None:
+            slot = self.slots[name][micro_batch % self.plan.pattern.k]
+            assert slot is not None
+            first = micro_batch - slot.behind
+            start = self.start(slot.item, first)
+            found = self._spans[name, micro_batch] = start, start + self.length(slot.item, first)
+        return found
 
     def length(self, item: Item, first: int) -> int:
         """How long an item lasts whose first covered micro-batch is `first`, in ns."""

@@ -49,12 +49,16 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
     assert m is not None
     replicas = timeline.repeat(*stages)
     every = lcm(replicas, m, len(rule.table) or 1)
-    offsets = [
-        moment * k - first * period
-        for stage in stages
-        for first, moment in _list_moments(timeline, stage)
-    ]
-    spread = -(-(max(offsets) - min(offsets)) // (every * period))
+    moments = [one for stage in stages for one in _list_moments(timeline, stage)]
+    # From the micro-batch of each, or from the first one of its round: both hold.
+    apart = min(
+        max(offsets) - min(offsets)
+        for offsets in (
+            [moment * k - first * period for first, moment in moments],
+            [moment * k - first // every * every * period for first, moment in moments],
+        )
+    )
+    spread = -(-apart // (every * period))
     delay = max((max(row) for row in rule.table), default=rule.delay)
     return Window(every, spread - (-delay * m // every) + 2)
 

@@ -59,8 +59,10 @@ def delay_transfers(
     k, period = plan.pattern.k, plan.pattern.period_total_ns
 
     def later(transfer: Transfer) -> Transfer:
-        periods, start = divmod(transfer.start_ns + moved.get(id(transfer), 0), period)
-        return replace(transfer, start_ns=start, shift=transfer.shift - k * periods)
+        if id(transfer) not in moved:
+            return transfer
+        periods, start = divmod(transfer.start_ns + moved[id(transfer)], period)
+        return transfer.at(transfer.shift - k * periods, start)
 
     transfers = tuple(map(later, plan.pattern.transfers))
     return replace(plan, pattern=replace(plan.pattern, transfers=transfers))

@@ -11,16 +11,17 @@ from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.just_in_time import meet_readers
 
 
-def check_sent_late(plan: Plan) -> tuple[Plan, tuple[Violation, ...]]:
+def check_sent_late(plan: Plan, *, is_late: bool = False) -> tuple[Plan, tuple[Violation, ...]]:
     """Return a plan whose activations and gradients wait at their maker's, and what is wrong.
 
     As it is, where it is wrong in more than its memory. Where a GPU has no room for what comes
     early all the same, other transfers make room for it, and then operations move in their order.
+    `is_late`: it was made so that they wait.
     """
     violations = check(plan)
     if any(violation.kind != "memory" for violation in violations):
         return plan, violations
-    late = delay_transfers(plan)
+    late = plan if is_late else delay_transfers(plan)
     if late is not plan:
         violations = check(late)
     if violations and (lacking := _lacking(late)):

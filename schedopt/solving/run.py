@@ -17,6 +17,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving.clock import Clock, StopHandle
+from schedopt.solving.collecting import collecting_later
 from schedopt.solving.incumbent import Incumbent
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.units import format_duration
@@ -239,12 +240,12 @@ class Run:
         """Whether the solver should stop: its time is up, or somebody asked."""
         return self.clock.stopped()
 
-    def report(self, plan: Plan) -> None:
+    def report(self, plan: Plan, *, is_late: bool = False) -> None:
         """Report a plan. It is checked, and kept if it is better than the best so far.
 
-        Activations and gradients are kept to be sent as late as they can be. A plan that does not
-        fit for the only reason that some come early all the same is dropped: solvers and bounds do
-        not know of what waits to be read.
+        Activations and gradients are kept to be sent as late as they can be; `is_late`: they are. A
+        plan that does not fit for the only reason that some come early all the same is dropped:
+        solvers and bounds do not know of what waits to be read.
 
         Even if the solver looked in a narrower scope, it is a plan of the scope that was asked.
 
@@ -253,7 +254,7 @@ class Run:
         InvalidPlanError
             If the check refuses it, or a proven bound lies above its period.
         """
-        plan, violations = self._check(plan)
+        plan, violations = self._check(plan, is_late=is_late)
         if not violations:
             self._offer(plan)
             return
@@ -264,17 +265,18 @@ class Run:
             return
         raise InvalidPlanError(f"{events.solver}: {violations[0]} ({len(violations)} in all)")
 
-    def report_if_valid(self, plan: Plan) -> None:
+    def report_if_valid(self, plan: Plan, *, is_late: bool = False) -> None:
         """Report a plan that somebody else made; one that is not valid is left out."""
-        plan, violations = self._check(plan)
+        plan, violations = self._check(plan, is_late=is_late)
         if not violations:
             self._offer(plan)
 
-    def _check(self, plan: Plan) -> tuple[Plan, Sequence[Violation]]:
+    def _check(self, plan: Plan, *, is_late: bool) -> tuple[Plan, Sequence[Violation]]:
         """Return a plan as one of the scope that was asked, and what is wrong with it."""
         if plan.scope != self.scope or plan.variants != self.variants:
             plan = replace(plan, scope=self.scope, variants=self.variants)
-        return check_sent_late(plan)
+        with collecting_later():
+            return check_sent_late(plan, is_late=is_late)
 
     def _offer(self, plan: Plan) -> None:
         events, period = self.events, plan.pattern.period

@@ -24,6 +24,7 @@ class Dispatcher:
         self.tasks = tasks
         self.waiting_for = waiting_for
         self.some_pause = any(task.round_ns for task in tasks)
+        self.some_at_once = not all(task.length_ns for task in tasks)
         self.ready_ns = [task.earliest_ns for task in tasks]
         self.events: list[tuple[int, int]] = []
         self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
@@ -54,8 +55,9 @@ class Dispatcher:
                 while self.events and self.events[0][0] == now:
                     _, number = heapq.heappop(self.events)
                     self._happen(number, now, touched)
-                # What takes no time is over before anything else is chosen.
-                self._start(now, touched, lasting=False)
+                if self.some_at_once:
+                    # What takes no time is over before anything else is chosen.
+                    self._start(now, touched, lasting=False)
             self._start(now, touched, lasting=True)
             if self.some_pause:
                 self._make_room(now, touched)

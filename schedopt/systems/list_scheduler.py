@@ -154,8 +154,10 @@ class ListScheduler:
 
     def _send_on(self, tensor: Tensor, first: int, maker: Operation, priority: int) -> None:
         """Send a tensor between a stage and the next one, if there are both, on two GPUs."""
-        both = self.stages[first : first + 2] if first >= 0 else ()
-        if len({stage.gpu(maker.shift) for stage in both}) == 2:
+        if not 0 <= first < len(self.stages) - 1:
+            return
+        here, there = self.stages[first : first + 2]
+        if here.gpu(maker.shift) != there.gpu(maker.shift):
             item = Transfer(
                 tensor=tensor, stage=first, shift=maker.shift, start_ns=0, covers=maker.covers
             )
@@ -168,9 +170,10 @@ class ListScheduler:
         Activations and their gradients are sent by `run`. Its `start_ns` is not a time yet: it
         distinguishes transfers that are otherwise the same, the weights gathered for F and for B.
         """
-        source, target, _ = self._timeline.ends(item, item.shift)
-        route = self._timeline.route(item, source, target)
-        task = Task(item, target, route, self.length_ns(item), list(after), 0, priority)
+        source, target, count = self._timeline.ends(item, item.shift)
+        route, lanes = self._timeline.route(item, source, target), self._timeline.plan.lanes(item)
+        length = self.problem.platform.transfer_ns(count, source, target, lanes)
+        task = Task(item, target, route, length, list(after), 0, priority)
         names: list[Named] = [item]
         if item.is_boundary:
             names += [(item.tensor, item.stage, item.shift + i) for i in range(item.covers)]
@@ -277,7 +280,7 @@ class ListScheduler:
         if all(stage.shard == "none" for stage in self.stages):
             return
         sent = tuple(
-            replace(task.item, start_ns=0)
+            task.item.at(task.item.shift, 0)
             for task in self._tasks
             if isinstance(task.item, Transfer)
         )
@@ -329,9 +332,9 @@ def _pattern(started: Iterable[tuple[Item, int]], k: int, period_ns: int) -> Pat
     for item, begins in started:
         start, moved = place_in_period(begins, item.shift, k, period_ns)
         if isinstance(item, Operation):
-            operations.append(replace(item, shift=moved, start_ns=start))
+            operations.append(item.at(moved, start))
         elif isinstance(item, Transfer):
-            transfers.append(replace(item, shift=moved, start_ns=start))
+            transfers.append(item.at(moved, start))
         else:
             collectives.append(replace(item, shift=moved, start_ns=start))
     return Pattern(
