@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -277,6 +279,16 @@ class StepData:
     def may_redo_layers(self) -> bool:
         """Whether stages that share no gradients may recompute layer by layer, too."""
         return any(keeps_all(option.shard) and option.shard >= WAITING for option in self.options)
+
+    def count_parts(self, stages: Iterable[HasGroup]) -> int:
+        """Return how many parts do the same next to each other, on GPUs and links of their own.
+
+        Where all replicas are multiples of g, micro-batches of different residue modulo g never
+        meet. Links between nodes may be shared.
+        """
+        if self.machine.node < self.machine.gpus or self.machine.together > 1:
+            return 1
+        return gcd(self.count, *(stage.replicas for stage in stages))
 
     def tensor_of(self, stage: HasGroup) -> int:
         """Return how many GPUs the tensor groups of a stage have."""

@@ -163,8 +163,9 @@ class Candidates:
             return None
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
+        parts = self.step.count_parts(stages)
         for recompute, depth in self._fillings(stages, cost, needed, deeper):
-            self._load(stages, cost, recompute, depth)
+            self._load(stages, cost, recompute, depth, parts)
             for order in ORDERS:
                 if self.run.clock.stop_requested() or (heeds_time and self._is_late()):
                     return found
@@ -313,13 +314,14 @@ class Candidates:
         cost: Array,
         recompute: Sequence[RecomputeChoice],
         depth: Sequence[int],
+        parts: int = 1,
     ) -> None:
-        """Let the simulation take a step."""
+        """Let the simulation take a step, or one of parts that do the same."""
         again = np.array([choice.time_ns for choice in recompute], dtype=np.int64)
         # Layer by layer it is a part of the backward.
         inside = again * np.array([stage.shard >= LAYERED for stage in stages])
         self._simulation.load(
-            replicas=[stage.replicas for stage in stages],
+            replicas=[stage.replicas // parts for stage in stages],
             forward=cost[0],
             backward=cost[1] + inside,
             again=again - inside,
@@ -327,9 +329,10 @@ class Candidates:
             sync=cost[3],
             begin=cost[8],
             trip=cost[2],
-            links=cost[6],
+            links=-(-cost[6] // parts),
             full=cost[7],
             copies=copy_trips(self.step, stages),
+            count=self.step.count // parts,
         )
 
     def keep(self, candidate: Candidate) -> None:

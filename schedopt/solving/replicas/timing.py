@@ -273,11 +273,11 @@ class Simulation:
     stages, replicas : int
         Stages, and replicas of all of them, at most.
     count : int
-        m, micro-batches.
+        m, micro-batches, at most.
     """
 
     def __init__(self, stages: int, replicas: int, count: int) -> None:
-        self.count = count
+        self.count = self._most = count
         self._room = Room(
             stage=np.zeros((ROWS, stages), dtype=np.int64),
             gpu=np.empty((GPU_ROWS, replicas), dtype=np.int64),
@@ -305,6 +305,7 @@ class Simulation:
         begin: npt.ArrayLike = 0,
         trip: npt.ArrayLike = 0,
         copies: Array | None = None,
+        count: int | None = None,
     ) -> None:
         """Take the stages whose step is to be run.
 
@@ -321,8 +322,11 @@ class Simulation:
         copies : (N, 3) array, optional
             From which stage to which one the gradient of a copy goes when the last backward has
             ended there, before the collectives here; and how long it takes, ns.
+        count : int, optional
+            Micro-batches, if they are fewer.
         """
         stages, table = len(replicas), self._room.stage
+        self.count = self._most if count is None else count
         assert sum(replicas) <= self._room.gpu.shape[1]
         for row, values in (
             (REPLICAS, replicas),

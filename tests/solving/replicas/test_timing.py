@@ -147,3 +147,31 @@ def test_room_for_more_serves_one_step_after_the_other() -> None:
         alone = room
         assert simulation.run(EAGER) == alone.run(EAGER)
         assert simulation.orders() == alone.orders()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("parts", [2, 3])
+def test_one_of_parts_that_are_alike_takes_as_long_as_all(order: int, parts: int) -> None:
+    """In the room of the whole, with links that replicas of unequal numbers take in turn."""
+    rng = np.random.default_rng(parts)
+    for _ in range(20):
+        own = rng.integers(1, 4, size=3)
+        replicas, count = parts * own, parts * 12
+        times = {
+            name: rng.integers(0, 9, size=3)
+            for name in ("forward", "backward", "again", "sync", "trip")
+        }
+        depth, links = rng.integers(1, 5, size=3), np.append(np.lcm(own[:-1], own[1:]), 1)
+        simulation = Simulation(3, int(replicas.sum()), count)
+        found = []
+        for width in (parts, 1):
+            simulation.load(
+                replicas=(width * own).tolist(),
+                depth=depth,
+                links=width * links,
+                full=1,
+                count=count if width == parts else count // parts,
+                **times,
+            )
+            found.append(simulation.run(order))
+        assert found[0] == found[1]
