@@ -13,7 +13,7 @@ from typing import Final
 
 from schedopt.plan import Plan
 from schedopt.problem import Problem
-from schedopt.solvers.placed_folds import list_folds, part_of, unfold
+from schedopt.solvers.placed_folds import is_folded, list_folds, part_of, unfold
 from schedopt.solvers.step import search as search_step
 from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks
 from schedopt.solving.run import Run
@@ -80,4 +80,7 @@ def _whole_s(problem: Problem, fold: int) -> float:
     """Return how long it takes to lay the step of all parts out and check it, about, seconds."""
     gpus, count = len(problem.platform.gpus), problem.scope.microbatches or 1
     stages = min(gpus // fold, len(problem.chain.layers))
-    return OPERATION_S * stages * (2 * count + CHUNK * count_chunks(fold))
+    turns = 2 * stages * count // fold
+    if is_folded(problem, turns, fold):
+        return OPERATION_S * (turns + stages * fold)
+    return OPERATION_S * (turns * fold + stages * CHUNK * count_chunks(fold))

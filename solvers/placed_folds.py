@@ -19,7 +19,13 @@ from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.rule import Rule
 from schedopt.solving.replicas.arrays import NEVER
-from schedopt.solving.replicas.layout import CHUNK, LayoutTime, count_chunks, lay_out_turns
+from schedopt.solving.replicas.layout import (
+    CHUNK,
+    MOST_WHOLE,
+    LayoutTime,
+    count_chunks,
+    lay_out_turns,
+)
 from schedopt.solving.run import Run
 from schedopt.stage import Shard, Stage
 from schedopt.systems.flush_step import Turn
@@ -110,6 +116,8 @@ class PlacedFolds:
     def _count_operations(self, fold: int) -> int:
         """Return how many operations the best step of a fold has, as `LayoutTime` counts them."""
         stages, turns = self._searches[fold].found()
+        if is_folded(self.problem, len(turns), fold):
+            return len(turns) + fold * len(stages)
         return len(turns) * fold + CHUNK * count_chunks(fold) * len(stages)
 
     def _list_starts(self, seed: int) -> Iterator[tuple[int, Choice]]:
@@ -262,7 +270,10 @@ def _kept(layer: Layer, fold: int, *, sharded: bool) -> Layer:
 
 
 def unfold(problem: Problem, part: Iterable[Stage], turns: Iterable[Turn], fold: int) -> Plan:
-    """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`."""
+    """Return the step of all parts from that of one: micro-batch i goes to part i mod `fold`.
+
+    A long one is laid out as a fold.
+    """
     shard: Shard = "none" if fold == 1 or problem.scope.shard == "none" else "optimizer"
     stages = [
         replace(
@@ -272,5 +283,13 @@ def unfold(problem: Problem, part: Iterable[Stage], turns: Iterable[Turn], fold:
         )
         for stage in part
     ]
-    every = ((kind, stage, i * fold + copy) for kind, stage, i in turns for copy in range(fold))
+    own = [*turns]
+    if is_folded(problem, len(own), fold):
+        return lay_out_turns(problem, stages, own, fold=fold)
+    every = ((kind, stage, i * fold + copy) for kind, stage, i in own for copy in range(fold))
     return lay_out_turns(problem, stages, every)
+
+
+def is_folded(problem: Problem, turns: int, fold: int) -> bool:
+    """Whether so many turns of a part are those of a step that is laid out as a fold."""
+    return problem.chain.together == 1 and turns * fold > MOST_WHOLE

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Final
 from schedopt.account import traffic
 from schedopt.plan import Plan
 from schedopt.solving.clock import Pace
-from schedopt.solving.replicas.arrays import CLOSE, keeps_all
-from schedopt.solving.replicas.layout import (
-    CHUNK,
-    LayoutTime,
-    count_chunks,
-    lay_out,
-    list_parts,
-)
+from schedopt.solving.replicas.arrays import CLOSE
+from schedopt.solving.replicas.layout import LayoutTime, count_operations, fold_of, lay_out
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import TooManyTasks
 
 if TYPE_CHECKING:
-    from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate
     from schedopt.solving.replicas.search import StepSearch
 
@@ -31,8 +24,8 @@ REST: Final = 4
 
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
-FAR_MORE: Final = 3
-"""Times the time that is left: the first estimate is twice what many operations take."""
+LATE_S: Final = 0.4
+"""So much later than time is up the best may be laid out."""
 MOST_KEPT: Final = 0.75
 """Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 
@@ -67,6 +60,7 @@ class StepReports:
         self._layout = layout or LayoutTime()
         self._laid_out = set() if laid_out is None else laid_out
         self.needed_s = 0.0
+        self._followed: list[Candidate] = []
 
     def follow(self, found: Iterator[Candidate], behind_s: float = 0.0) -> None:
         """Let a search go on; lay out each best step so far, but not all where that takes long.
@@ -79,6 +73,7 @@ class StepReports:
         most = None if whole is None else MOST_KEPT * max(0.0, whole)
         kept, ended, pace = 0.0, clock.seconds(), Pace(clock)
         for candidate in found:
+            self._followed.append(candidate)
             needed, now = self._needed_s(candidate) * pace(), clock.seconds()
             self.needed_s = needed
             within = max(0.0, needed - behind_s)
@@ -91,29 +86,46 @@ class StepReports:
             ended = clock.seconds()
         clock.shorten(-kept)
 
+    def is_soon_laid_out(self) -> bool:
+        """Whether the best one leaves the search enough time for a better one to be laid out, too.
+
+        As it does where it is all that will be found. Without a plan it is not waited for better.
+        """
+        left, best = self.run.remaining(), self.search.candidates.best
+        if left is None or not best or self.search.is_through or self.run.best() is None:
+            return True
+        return (1 + REST) * self._needed_s(best[0]) <= left
+
     def lay_out_best(self) -> None:
         """Report candidates that may be shorter: nodes share links, which the search leaves out.
 
-        All but the first one only where there is time for them. Where stages may recompute layer by
-        layer the first one is left out, too, if it takes far longer and there is another plan.
+        The first one where the run has the time for it but for `LATE_S`, and others where the
+        search has. Those that were the best before may take less. Where there is no plan and no
+        time for any of them, the one that takes least.
         """
-        step, candidates, clock = self.search.step, self.search.candidates, self.search.run.clock
+        candidates, run, first = self.search.candidates, self.run, True
+        every = [*candidates.best, *reversed(self._followed)]
+        count = self.search.step.problem.scope.microbatches or 1
         self.needed_s = 0.0
-        for number, candidate in enumerate(candidates.best):
-            left, best = clock.remaining(), self.run.period()
-            needed = self._needed_s(candidate)
-            if number and (clock.stopped() or (left is not None and left < needed)):
+        for candidate in every:
+            clock, best = (run if first else self.search.run).clock, run.period()
+            left = clock.remaining()
+            if not first and clock.stopped():
                 return
-            whole = self.run.remaining() if step.may_redo_layers and best is not None else None
-            if whole is not None and FAR_MORE * whole < needed:
-                return
-            if best is None or candidate.makespan_ns < best * (
-                step.problem.scope.microbatches or 1
-            ):
+            if left is not None and left + first * LATE_S < self._needed_s(candidate):
+                continue
+            first = False
+            if best is None or candidate.makespan_ns < best * count:
                 self._lay_out(candidates.lighten(candidate))
+        if first and every and run.best() is None:
+            self._lay_out(candidates.lighten(min(every, key=self._needed_s)))
 
     def _needed_s(self, candidate: Candidate) -> float:
-        return self._layout.needed_s(_count_operations(self.search.step, candidate))
+        return self._layout.needed_s(self._count_operations(candidate))
+
+    def _count_operations(self, candidate: Candidate) -> int:
+        step = self.search.step
+        return count_operations(step, candidate, fold_of(step, candidate))
 
     def _lay_out(self, candidate: Candidate) -> None:
         """Lay a candidate out and report it; one with too many transfers is left out."""
@@ -121,26 +133,12 @@ class StepReports:
             return
         self._laid_out.add(candidate)
         step, orders = self.search.step, self.search.candidates.orders(candidate)
-        operations = _count_operations(step, candidate)
+        operations = self._count_operations(candidate)
         with suppress(TooManyTasks), self._layout.measure(operations):
             if step.problem.scope.split_backward:
                 # What a weight half needs may have no room.
                 report_valid(lay_out(step, candidate, orders, split=True), self.run)
             report(lay_out(step, candidate, orders), self.run)
-
-
-def _count_operations(step: StepData, candidate: Candidate) -> int:
-    """Return how many operations a candidate has, about, as `LayoutTime` counts them.
-
-    Where a stage runs layer by layer each layer has its own, and where it shares gradients each
-    comes with transfers of weights and gradients from and to all replicas.
-    """
-    total = 0
-    for stage, again in zip(candidate.stages, candidate.recompute, strict=True):
-        each = (2 + bool(again.runs)) * (1 if keeps_all(stage.shard) else stage.replicas)
-        rings = CHUNK * count_chunks(stage.replicas)
-        total += len(list_parts(step.problem, stage, again)) * (each * step.count + rings)
-    return total
 
 
 def report(plan: Plan, run: Run) -> None:
@@ -153,24 +151,29 @@ def report(plan: Plan, run: Run) -> None:
     if any(_is_instant(plan, stage) or _is_added_up(plan, stage) for stage in plan.stages):
         report_valid(plan, run)
     elif _is_of_use(plan, run):
-        run.report(plan)
+        run.report(plan, is_late=True)
 
 
 def report_valid(plan: Plan, run: Run) -> None:
-    """Report a step, if it is of use and valid."""
+    """Report a step that was laid out with transfers as late as can be, if of use and valid."""
     if _is_of_use(plan, run):
-        run.report_if_valid(plan)
+        run.report_if_valid(plan, is_late=True)
 
 
 def _is_of_use(plan: Plan, run: Run) -> bool:
-    """Whether a step is as short as was asked for.
+    """Whether a step is as short as was asked for, and no longer than the best.
 
-    One that sends more than the best must be shorter by more than 0.1 %.
+    One that sends more than the best must be shorter by more than 0.1 %. Of folds that differ it is
+    not compared.
     """
     asked, best = plan.scope.period_ns, run.best()
     if asked is not None and plan.pattern.period > asked:
         return False
     if best is None or CLOSE * plan.pattern.period <= (CLOSE - 1) * best.pattern.period:
+        return True
+    if plan.pattern.period > best.pattern.period:
+        return False
+    if plan.pattern.fold != best.pattern.fold:
         return True
     sent, least = (sum(traffic(one).values()) for one in (plan, best))
     return sent <= least

@@ -54,7 +54,8 @@ FIRST_S: Final = 5.0
 MOST_OF_LOOPS: Final = 0.3
 """Of the time, for looped pipelines."""
 SHARE_OF_CONTIGUOUS: Final = 0.5
-"""Of the time that is left then, for contiguous stages where others are looked for, too."""
+"""Of the time that is left then, for contiguous stages where others are looked for, too, unless it
+still finds better ones."""
 FIRST_SHARE: Final = 0.5
 """The same for the first of them where no others are."""
 SHARE_OF_LESS: Final = 0.5
@@ -156,7 +157,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     if own is not None:
         own.seed(_seeds_s(searches, run))
     for one in searches:
-        one.lay_out_best()
+        if one.is_soon_laid_out():
+            one.lay_out_best()
     report_published(problem, run.fork(run.workers, MOST_OF_OTHERS))
     engines_s = None if own is None else _engines_s(own, run)
     part = run.fork(run.workers, SHARE)
@@ -291,7 +293,9 @@ def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
     problem, anywhere = step.problem, step.problem.scope.allocation == "general"
     # Whatever else is allowed, the same are found.
     narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
-    part = run.fork(run.workers, SHARE_OF_CONTIGUOUS if anywhere else FIRST_SHARE)
+    part = run.fork(run.workers, SHARE if anywhere else FIRST_SHARE)
+    if anywhere:
+        part.clock.end_early(SHARE_OF_CONTIGUOUS / SHARE)
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from itertools import islice, pairwise, product
+from math import gcd
 from statistics import geometric_mean
 
 import pytest
@@ -30,7 +31,7 @@ from schedopt.folding import whole
 from schedopt.problem import training_step, widest_step
 from schedopt.proofs import Proof, ProofKind
 from schedopt.solving.late_sending import check_sent_late
-from schedopt.solving.replicas import stages
+from schedopt.solving.replicas import layout, stages
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.replicas.search import StepSearch
@@ -298,6 +299,33 @@ def test_one_part_of_a_fold_is_searched_for_all(problem: Problem, fold: int, lin
         assert plan.pattern.fold == fold
         assert plan.pattern.period_total_ns >= bound
         if link is not None and link.duplex == "full" and not in_nodes:
+            # What takes no time starts within the period.
+            assert plan.pattern.period_total_ns - candidate.makespan_ns in (0, 1)
+
+
+@trials(200)
+@given(training_steps(levels=SHARDS[:2], gpus=2, most=3, longest=2), st.sampled_from([2, 3]))
+def test_parts_of_a_step_that_are_alike_are_laid_out_once(problem: Problem, fold: int) -> None:
+    """On so many times the GPUs, for as many times the micro-batches."""
+    link, count = problem.platform.link, (problem.scope.microbatches or 1) * fold
+    platform = Platform(problem.platform.gpus * fold)
+    object.__setattr__(platform, "link", link)
+    scope = replace(problem.scope, replicas=None, microbatches=count)
+    problem = replace(problem, platform=platform, rule=Rule.of_flush(count), scope=scope)
+    step = step_data(problem)
+    assume(holds(step))
+    bound, search = bound_of(problem), StepSearch(step, Run(problem))
+    for candidate in list(islice(search.improve(), 2)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layout, "MOST_WHOLE", 0)
+            plan = lay_out(step, candidate, search.candidates.orders(candidate))
+        assert plan.pattern.fold == gcd(count, *(stage.replicas for stage in candidate.stages))
+        found = check(plan)
+        # What waits to be read may have no room.
+        assert not found or fits(plan, buffers=False)
+        assert bool(found) == bool(check(whole(plan)))
+        assert plan.pattern.period_total_ns >= bound
+        if link is not None and link.duplex == "full":
             # What takes no time starts within the period.
             assert plan.pattern.period_total_ns - candidate.makespan_ns in (0, 1)
 

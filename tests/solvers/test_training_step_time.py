@@ -59,6 +59,27 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
     assert len(laid_out) == 1
 
 
+@pytest.mark.parametrize("some_fit", [True, False])
+def test_what_takes_too_long_to_be_laid_out_makes_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, *, some_fit: bool
+) -> None:
+    """For all others, or if none has the time for the one that takes least."""
+    chain = sized(random_chain(10, 1).chain)
+    step, laid_out = step_data(ask(chain, 8, memory_at(chain, 8, "tight"))), list[Candidate]()
+    run = Run(step.problem, time_limit=600)
+    reports = step_reports.StepReports(StepSearch(step, run), run)
+    list(reports.search.begin())
+    best = reports.search.candidates.best
+    assert len(best) > 2
+    costs = dict.fromkeys(best, 0.0 if some_fit else 3000.0)
+    costs |= {best[0]: 3000.0} if some_fit else {best[1]: 2000.0}
+    monkeypatch.setattr(reports, "_needed_s", costs.__getitem__)
+    monkeypatch.setattr(reports, "_lay_out", laid_out.append)
+    monkeypatch.setattr(reports.search.candidates, "lighten", lambda candidate: candidate)
+    reports.lay_out_best()
+    assert laid_out == (best[1:] if some_fit else [best[1]])
+
+
 def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Candidate] = []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
+from schedopt.solving.collecting import collecting_later
 from schedopt.solving.replicas.arrays import LAYERED, WAITING, keeps_all
 from schedopt.stage import SHARDS, Stage
 from schedopt.systems.config import SystemConfig
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate, StageChoice
 
-OPERATION_S: Final = 3e-4
+OPERATION_S: Final = 1e-4
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
+LEAST_MEASURED: Final = 200
 CHUNK: Final = 2
 """How many operations a chunk that goes round a ring takes as long as, about."""
+MOST_WHOLE: Final = 1000
+"""Operations of a step, counted so, up to which all of it is laid out, and not a part of a fold."""
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
 
@@ -46,15 +50,45 @@ class LayoutTime:
 
     @contextmanager
     def measure(self, operations: int) -> Iterator[None]:
-        """Measure what one takes of so many operations, in this thread."""
+        """Measure what one takes of so many operations, in this thread; few do not tell."""
         began = time.thread_time()
         yield
-        self._operation_s = (time.thread_time() - began) / operations
+        if operations >= LEAST_MEASURED:
+            self._operation_s = (time.thread_time() - began) / operations
 
 
 def count_chunks(replicas: int) -> int:
     """Return how many chunks go round a ring: gradients once and weights once, R (R - 1) each."""
     return 2 * replicas * (replicas - 1)
+
+
+def fold_of(step: StepData, candidate: Candidate) -> int:
+    """Return how many equal parts a step is laid out as, of which one is spelled out.
+
+    A short step is spelled out as a whole, and so is one in which gradients go home in between.
+    """
+    if step.machine.copies > 1:
+        return step.machine.copies
+    if not all(keeps_all(stage.shard) for stage in candidate.stages):
+        return 1
+    is_long = count_operations(step, candidate, 1) > MOST_WHOLE
+    return step.count_parts(candidate.stages) if is_long else 1
+
+
+def count_operations(step: StepData, candidate: Candidate, parts: int) -> int:
+    """Return how many operations a candidate of some parts has, about, as `LayoutTime` counts them.
+
+    Where a stage runs layer by layer each layer has its own, and where it shares gradients each
+    comes with transfers of weights and gradients from and to all replicas. Of a fold one part is
+    counted, which has collectives in place of rings, and each GPU, since others must be like it.
+    """
+    total = 0
+    for stage, again in zip(candidate.stages, candidate.recompute, strict=True):
+        each = (2 + bool(again.runs)) * (1 if keeps_all(stage.shard) else stage.replicas)
+        rings = CHUNK * count_chunks(stage.replicas) if parts == 1 else stage.replicas
+        own = each * step.count * step.machine.copies // parts
+        total += len(list_parts(step.problem, stage, again)) * (own + rings)
+    return total
 
 
 def lay_out(
@@ -68,18 +102,21 @@ def lay_out(
 
     With `split` the two halves of a backward follow each other, and gradients go on between them.
     `orders` is what each GPU runs, replica after replica of stage after stage: the number of the
-    kind times m, and the micro-batch. In a fold these are those of the first part, and stage after
-    stage the GPUs of each part lie in a row.
+    kind times m, and the micro-batch. Where one part of a job was looked for, these are those of
+    the first part, and stage after stage the GPUs of each part lie in a row.
     """
     stages: list[Stage] = []
     owners: list[range] = []
     ahead: dict[int, int] = {}
-    fold, count = step.machine.copies, step.count
-    place = fold * (step.machine.gpus - sum(map(step.gpus_of, candidate.stages)))
+    copies, count, fold = step.machine.copies, step.count, fold_of(step, candidate)
+    apart = fold // copies
+    place = copies * (step.machine.gpus - sum(map(step.gpus_of, candidate.stages)))
     for chosen, again in zip(candidate.stages, candidate.recompute, strict=True):
         own, tensor = chosen.replicas, step.tensor_of(chosen)
-        gpus = tuple(place + (part * own + n) * tensor for n in range(own) for part in range(fold))
-        place += fold * step.gpus_of(chosen)
+        gpus = tuple(
+            place + (part * own + n) * tensor for n in range(own) for part in range(copies)
+        )
+        place += copies * step.gpus_of(chosen)
         found = [*_stages_of(step.problem, chosen, again, gpus, tensor)]
         numbers = range(len(stages), len(stages) + len(found))
         stages += found
@@ -87,9 +124,10 @@ def lay_out(
         fetches = int(chosen.shard < WAITING)
         ahead |= {n: fetches for n in numbers if stages[n].shard in ("gradient", "parameter")}
     turns = (
-        (kind, stage, code % count)
+        (kind, stage, code % count // apart)
         for numbers, order in zip(owners, orders, strict=True)
         for code in order
+        if code % count % apart == 0
         for kind, stage in _turns_of(KINDS[code // count], numbers, split=split)
     )
     return lay_out_turns(step.problem, stages, turns, ahead=ahead, fold=fold)
@@ -170,9 +208,10 @@ def lay_out_turns(
         engine=problem.scope.engine,
     )
     split = problem.scope.split_backward
-    if fold > 1:
-        plan = folded_step(config, stages, fold, turns, split=split)
-    else:
-        # Sent late, it is checked but once.
-        plan = delay_transfers(flush_step(config, stages, turns, split=split, ahead=ahead))
-    return replace(plan, scope=problem.scope)
+    with collecting_later():
+        if fold > 1:
+            plan = folded_step(config, stages, fold, turns, split=split)
+        else:
+            # Sent late, it is checked but once.
+            plan = delay_transfers(flush_step(config, stages, turns, split=split, ahead=ahead))
+        return replace(plan, scope=problem.scope)
