@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from schedopt.bench.published.mist_profiles import IN_LAYER, ORDER
 from schedopt.bench.published.tables import Line
 from schedopt.errors import InputError
 from schedopt.validation import show
@@ -33,7 +34,7 @@ def read_stages(line: Line) -> Iterator[StageLists]:
     ------
     InputError
         Naming the place in the line, if a list is none or has another length, if stages leave
-        operators out, or if degrees fit neither the GPUs of a stage nor the samples.
+        operators or GPUs out, or if degrees fit neither the GPUs of a stage nor the samples.
     """
     for name in NEEDED:
         if line[name] is None:
@@ -59,6 +60,24 @@ def read_stages(line: Line) -> Iterator[StageLists]:
                     way_out="Give a number that divides mbs",
                 )
         yield read
+    _refuse_rest(line, behind, sum(stage["gpus"] for stage in stages))
+
+
+def _refuse_rest(line: Line, operators: int, gpus: int) -> None:
+    """Refuse a plan whose stages leave out what comes last, or some of its GPUs."""
+    count = len(ORDER) + (line["layers"] - 1) * len(IN_LAYER)
+    if operators < count:
+        raise InputError(
+            f"end with operator {operators - 1}, and {line['layers']} layers have {count}",
+            field="stages",
+            way_out="Give each operator one stage, or correct how many layers it has",
+        )
+    if gpus != line["gpus"]:
+        raise InputError(
+            f"is {line['gpus']}, and its stages have {gpus}",
+            field="gpus",
+            way_out="Correct it, or the GPUs of its stages",
+        )
 
 
 def _read_stage(stage: Any, field: str) -> StageLists:

@@ -43,6 +43,11 @@ def whole(**values: Any) -> Callable[[dict[str, Any]], None]:
         (stage(0, dp=[[0, 118]]), r"stages\[0\].dp\[0\]: 0 is no whole number from 1"),
         (stage(0, dp=[[2, 118]], gpus=2), r"stages\[0\].dp: 2 replicas cannot share 1 samples"),
         (stage(0, gpus=3), r"stages\[0\].gpus: 3 GPUs are not 1 replicas of 1"),
+        (
+            lambda line: line["stages"].pop(),
+            "stages: end with operator 242, and 32 layers have 419",
+        ),
+        (whole(gpus=5), "gpus: is 5, and its stages have 4"),
         (stage(1, ops=[119, 244]), r"stages\[1\].ops: begins with operator 119, .* ends at 117"),
     ],
 )
