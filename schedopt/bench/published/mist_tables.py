@@ -162,6 +162,9 @@ class Mist:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+        # A table of inputs that is none is no reason to leave out one plan after the other.
+        self._profiles: Profiles = read_profiles(tables.lines("mist/ops", OPS), self._collectives)
+        self._links: Curves = by_size(tables.lines("mist/p2p", P2P), ("set", "link"))
 
     @property
     def plans(self) -> list[MistPlan]:
@@ -311,10 +314,6 @@ class Mist:
         return profile[place]
 
     @cached_property
-    def _profiles(self) -> Profiles:
-        return read_profiles(self.tables.lines("mist/ops", OPS), self._collectives)
-
-    @cached_property
     def _unusable(self) -> Mapping[tuple[object, ...], str]:
         return {key: unusable(profile) for key, profile in self._profiles.items()}
 
@@ -327,10 +326,6 @@ class Mist:
             )
         sizes, times = self._links[name, link]
         return read_off(sizes, times, count)
-
-    @cached_property
-    def _links(self) -> Curves:
-        return by_size(self.tables.lines("mist/p2p", P2P), ("set", "link"))
 
     @cached_property
     def _collectives(self) -> Curves:

@@ -10,6 +10,7 @@ import pytest
 from schedopt.bench.published.suite import published_cases
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.suite import Case
+from schedopt.errors import InputError
 from tests.bench.published.other_tables import Documents, change, shipped, write
 from tests.cli.commands import run
 
@@ -79,6 +80,15 @@ def test_an_operator_that_was_not_measured(
     why = reasons(cases_of(documents, tmp_path))
     assert words in why["a10g-aceso-20B-p12"]
     assert "l4-aceso-13B-p14" not in why
+
+
+@pytest.mark.parametrize(("name", "column"), [("ops", "input_mib"), ("p2p", "time_ns")])
+def test_an_input_that_is_none_is_refused_once(name: str, column: str, tmp_path: Path) -> None:
+    documents = tables_of("mist")
+    table = documents[f"mist/{name}"]
+    table["rows"][3][table["columns"].index(column)] = "x"
+    with pytest.raises(InputError, match=rf"{name}.json: rows\[3\].{column}: 'x' is no time"):
+        cases_of(documents, tmp_path)
 
 
 def test_steps_that_do_not_grow_with_their_micro_batches(tmp_path: Path) -> None:
