@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
+from time import sleep
 from typing import Final
 
 from schedopt.account import fits
@@ -29,6 +30,8 @@ LEAST_MEASURED: Final = 2_000
 """Steps of so many operations or more tell how long others take to be laid out."""
 HOPE: Final = 500
 """A step that waits may turn out longer by such a part of itself: what is longer is not sought."""
+POLL_S: Final = 0.05
+"""How often it is seen whether a shorter step beside is laid out."""
 
 Waiting = tuple[int, int, EngineCuts, FirstLayers]
 
@@ -164,8 +167,11 @@ class EngineAnswers:
                 return
             row = heappop(self.pending)
             least, _, cuts, _ = row
+            needed_s = self.pace() * self._seconds(cuts.grid)
+            if most is None:
+                self._wait_for_shorter(least, needed_s)
             left = self.run.remaining()
-            has_time = left is None or self.pace() * self._seconds(cuts.grid) < left
+            has_time = left is None or needed_s < left
             if has_time or (self.run.best() is None and self.run.cutoff() is None):
                 if not self.is_late(least):
                     self._lay_out_long(row, early=most is not None)
@@ -173,6 +179,18 @@ class EngineAnswers:
                 self.unseen.append(least)
             self._tell()
             most = None if most is None else most - 1
+
+    def _wait_for_shorter(self, least: int, needed_s: float) -> None:
+        """Wait while a shorter step than one of so many ns may be laid out beside.
+
+        Laying out that one, too, would take the time of the other, and most often be in vain. Twice
+        the seconds that it needs are left, and without a limit of time there is no need to wait.
+        """
+        while not self.is_late(least) and not self._is_over():
+            left, beside = self.run.remaining(), self.run.hopes.beside()
+            if beside is None or beside >= least or left is None or left <= 2 * needed_s:
+                return
+            sleep(POLL_S)
 
     def _is_over(self) -> bool:
         """Whether no step is laid out any more."""

@@ -88,6 +88,57 @@ def test_where_a_shorter_step_waits_beside_a_step_is_laid_out_only_at_the_end() 
     assert run.hopes.beside() is None
 
 
+def test_at_the_end_a_step_waits_for_a_shorter_one_beside_as_long_as_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answers_waiting(told: int | None) -> EngineAnswers:
+        """Return answers with a step that waits, after a shorter one was told beside for 1 s."""
+        now = [0.0]
+        known: dict[Hashable, int] = {}
+        beside = Hopes(known, "other")
+        beside.tell(STEP_NS - 1)
+
+        def pass_time(seconds: float) -> None:
+            now[0] += seconds
+            if now[0] > 1:
+                beside.tell(told)
+
+        monkeypatch.setattr(engine_answers, "sleep", pass_time)
+        run = Run(PROBLEM, hopes=Hopes(known, "own"))
+        run.clock = Clock(9.0, now=lambda: now[0])
+        run.cutoff = lambda: told if now[0] > 1 else None
+        answers = EngineAnswers(PROBLEM, run)
+        answers.offer(CUTS, BALANCED)
+        answers.lay_out_pending()
+        seconds.append(now[0])
+        return answers
+
+    seconds: list[float] = []
+    assert answers_waiting(STEP_NS - 1).run.best() is None
+    assert answers_waiting(STEP_NS + 1).run.best() is not None
+    assert answers_waiting(None).run.best() is not None
+    assert max(seconds) < 1.1
+
+
+def test_a_step_is_laid_out_while_a_shorter_one_beside_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(engine_answers, "sleep", pass_time)
+    known: dict[Hashable, int] = {"other": STEP_NS - 1}
+    run = Run(PROBLEM, hopes=Hopes(known, "own"))
+    run.clock = Clock(9.0, now=lambda: now[0])
+    answers = EngineAnswers(PROBLEM, run)
+    answers.offer(CUTS, BALANCED)
+    answers.lay_out_pending()
+    assert 8 < now[0] < 9
+    assert run.best() is not None
+
+
 def test_the_time_for_a_step_is_kept_that_others_took(monkeypatch: pytest.MonkeyPatch) -> None:
     def lay_out_slowly(*asked: Any, **others: Any) -> Plan:
         end = time.thread_time() + 0.2
