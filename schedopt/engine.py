@@ -169,6 +169,9 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
             return f"stage {number} has no layers"
     if len(stages) > len(begins):
         return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
+    copies = stages[0].shard_copies
+    if copies > 1 and (engine in ("deepspeed", "torch") or stages[0].shard_group % chain.context):
+        return f"groups of {stages[0].shard_group} replicas have {copies} copies of the shards"
     return (
         _why_not_together(chain, stages, engine)
         or _why_no_grid(stages)
@@ -205,6 +208,8 @@ def _why_no_grid(stages: Sequence[Stage]) -> str:
                 return f"stage {number} has {own} {what}, and stage 0 has {others}"
         if stage.shard != first.shard:
             return f"stage {number} shares {stage.shard}, and stage 0 {first.shard}"
+        if stage.shard_copies != first.shard_copies:
+            return f"stages 0 and {number} have other numbers of copies of their shards"
         if stage.shard not in ("none", "optimizer"):
             return f"stage {number} shares more than the optimizer state"
         size = stage.tensor * len(stage.gpus)

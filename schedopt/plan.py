@@ -270,6 +270,17 @@ class Plan(Problem):
             return min(own, self.stages[item.source_stage].tensor)
         return own
 
+    def require_one_copy(self, *, needed_by: str) -> None:
+        """Refuse to go on where groups of replicas have copies of shards, and nothing does that."""
+        for number, stage in enumerate(self.stages):
+            if stage.shard_copies > 1:
+                raise InputError(
+                    f"{stage.shard_copies}, and {needed_by} does not do that",
+                    field=f"stages[{number}].shard_copies",
+                    way_out="Share the state among all replicas, or export the plan for megatron "
+                    "or torchtitan",
+                )
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         text: str = find_function("schedopt.reporting.notebook:show_plan")(self)

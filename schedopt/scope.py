@@ -82,6 +82,9 @@ class Scope:
         Whether replicas that share nothing need not divide the micro-batches of a training step:
         some then run one more. The next step begins on another replica, so that all GPUs and links
         must be alike.
+    hybrid : bool
+        Whether groups of replicas may have copies of all shards (HSDP; `Stage.shard_copies`). Plans
+        that are imported may; no solver looks for them.
     tensor : int or None
         The most GPUs of a tensor group. None: any for which the problem has a variant. A group lies
         inside a node.
@@ -103,6 +106,7 @@ class Scope:
     shard: Shard = "none"
     tensor: int | None = 1
     uneven: bool = False
+    hybrid: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self, "allocation", ("contiguous", "general", "fixed"))
@@ -117,7 +121,7 @@ class Scope:
         check_whole(self, "tensor", low=1, high=LARGEST_GROUP, optional=True)
         if self.replicas != 1 or self.shard != "none":
             self._check_replicas()
-        for name in ("split_backward", "recompute", "uneven"):
+        for name in ("split_backward", "recompute", "uneven", "hybrid"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("neither True nor False", field=name)
         if self.uneven and (self.replicas == 1 or self.engine is not None):
@@ -125,6 +129,12 @@ class Scope:
                 "only replicas are dealt unequal numbers of micro-batches, and no engine does so",
                 field="uneven",
                 way_out="Allow replicas without an engine, or leave it out",
+            )
+        if self.hybrid and self.shard == "none":
+            raise InputError(
+                "there are copies of shards where replicas share something",
+                field="hybrid",
+                way_out="Share the optimizer state or more (shard), or leave it out",
             )
         if self.engine is not None:
             self._check_engine()
@@ -198,7 +208,8 @@ class Scope:
     def _covers_replicas(self, other: Scope) -> bool:
         many = allows_most(self.replicas, other.replicas)
         shared = SHARDS.index(other.shard) <= SHARDS.index(self.shard)
-        return many and shared and (self.uneven or not other.uneven)
+        dealt = self.uneven or not other.uneven
+        return many and shared and dealt and (self.hybrid or not other.hybrid)
 
     def _covers_length(self, other: Scope) -> bool:
         if self.microbatches is not None:
@@ -251,13 +262,15 @@ class Scope:
             and allows_most(self.tensor, large)
             and levels <= {*allowed}
             and all(self.uneven and stage.shard == "none" for stage in unequal)
+            and (self.hybrid or all(stage.shard_copies == 1 for stage in stages))
         )
 
     def _say_replicas(self) -> str:
         most = "any number of" if self.replicas is None else f"up to {self.replicas}"
         others = "" if self.shard == "none" else "or "
         dealt = f", {others}some of which run one micro-batch more" if self.uneven else ""
-        return f"{most} replicas of a stage{_SHARED[self.shard]}{dealt}"
+        groups = ", perhaps in groups" if self.hybrid else ""
+        return f"{most} replicas of a stage{_SHARED[self.shard]}{groups}{dealt}"
 
 
 def allows_most(most: int | None, other: int | None) -> bool:

@@ -62,6 +62,11 @@ class Stage:
         version which that operation reads. It comes from the home, or from a copy that lies
         complete on another replica. A copy lies there from the start of its transfer to the end
         of that operation, or of what is sent on from it.
+    shard_copies : int
+        g, how many copies there are of each shard (hybrid sharding, HSDP; Zhao et al. 2023, section
+        3.2.2). The replicas share in groups of h = R / g, one behind the other in `gpus`. In each
+        group chunk c of stage s is at home on replica (s + c) mod h, which needs the gradients of
+        all R; what was updated goes to the others of its group.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -71,6 +76,7 @@ class Stage:
     recompute: tuple[tuple[int, int], ...] = ()
     shard: Shard = "none"
     tensor: int = 1
+    shard_copies: int = 1
 
     def __post_init__(self) -> None:
         # Numbers that name nothing are violations, which the check of a plan reports.
@@ -85,6 +91,34 @@ class Stage:
             _check_pair(run, f"recompute[{position}]")
         if not self.gpus:
             raise InputError("a stage runs on at least one GPU", field="gpus", way_out="Name a GPU")
+        check_whole(self, "shard_copies", low=1)
+        if self.shard_copies > 1:
+            self._check_copies()
+
+    def _check_copies(self) -> None:
+        replicas = len(self.gpus)
+        if self.shard == "none" or replicas % self.shard_copies or len({*self.gpus}) < replicas:
+            raise InputError(
+                f"{replicas} replicas on {len({*self.gpus})} GPUs that share "
+                f"{'nothing' if self.shard == 'none' else 'their state'} have no "
+                f"{self.shard_copies} copies of each shard",
+                field="shard_copies",
+                way_out="Give a divisor of the replicas, each on a GPU of its own, and a shard "
+                "level, or leave it out",
+            )
+
+    @property
+    def shard_group(self) -> int:
+        """h, how many replicas share a state: all, or those of a group."""
+        return len(self.gpus) // self.shard_copies
+
+    def home(self, stage: int, chunk: int, replica: int = 0) -> int:
+        """Return the replica of the group of one at which a chunk is at home.
+
+        `stage` is its own number in the plan.
+        """
+        size = self.shard_group
+        return replica // size * size + (stage + chunk) % size
 
     @property
     def first(self) -> int:

@@ -112,7 +112,7 @@ def find_part(plan: Plan) -> Part | None:
         or plan.rule != Rule.of_flush(count)
         or plan.scope.microbatches != count
         or any(stage.shard not in ("none", "optimizer") for stage in plan.stages)
-        or any(count % len(stage.gpus) for stage in plan.stages)
+        or any(count % len(stage.gpus) or stage.shard_copies > 1 for stage in plan.stages)
         or any(
             transfer.moves_weights and transfer.source_stage is None
             for transfer in pattern.transfers

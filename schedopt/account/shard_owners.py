@@ -8,8 +8,9 @@ from schedopt.plan import Plan
 class ShardOwners:
     """Which GPUs own the chunks of each stage.
 
-    Chunk c of stage s belongs to replica (s + c) mod R; where nothing is sharded every GPU of the
-    stage owns all of them. Without updates there is one for each replica.
+    Chunk c of stage s belongs to replica (s + c) mod R, or where groups of h replicas have copies
+    of the shards, to number (s + c) mod h of each group; where nothing is sharded every GPU of the
+    stage owns all of them. Without updates there is a chunk for each replica.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -27,10 +28,11 @@ class ShardOwners:
         """Return the chunks of a stage that a GPU owns."""
         if (stage, gpu) not in self._owned:
             place = self.plan.stages[stage]
+            group = len(place.gpus) // place.shard_copies
             self._owned[stage, gpu] = tuple(
                 chunk
                 for chunk in range(self.chunks[stage])
-                if place.shard == "none" or place.gpu(stage + chunk) == gpu
+                if place.shard == "none" or gpu in place.gpus[(stage + chunk) % group :: group]
             )
         return self._owned[stage, gpu]
 

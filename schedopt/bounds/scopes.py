@@ -36,6 +36,7 @@ def widest(scope: Scope) -> Scope:
         shard=scope.shard,
         tensor=scope.tensor,
         uneven=scope.uneven,
+        hybrid=scope.hybrid,
     )
 
 

@@ -62,6 +62,7 @@ def find_part(plan: Plan) -> Part | None:
         replicas = len(stage.gpus)
         if (
             stage.shard not in ("none", "optimizer")
+            or stage.shard_copies > 1
             or len(set(stage.gpus)) < replicas
             or count % replicas
             or sorted(kinds) != (_collectives(stage.shard) if replicas > 1 else [])

@@ -65,6 +65,8 @@ def _find_forbidden_replicas(plan: Plan) -> Iterator[Violation]:
                 yield Violation(
                     "scope", place, f"shares {stage.shard}, but {scope.shard} is the most allowed"
                 )
+        if stage.shard_copies > 1 and not scope.hybrid:
+            yield Violation("scope", place, "has copies of shards, which are not allowed")
         if scope.tensor != 1 and not allows_most(scope.tensor, stage.tensor):
             yield Violation(
                 "scope",

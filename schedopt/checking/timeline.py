@@ -184,7 +184,12 @@ class Timeline:
         chunks, gpus = self.chunks[stage], self.weights_of.stages[stage].gpus
         if self.plan.stages[stage].shard == "none":
             return frozenset(range(chunks))
-        return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
+        copies = self.plan.stages[stage].shard_copies
+        if copies == 1:
+            return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
+        size = len(gpus) // copies
+        own = gpus.index(gpu) % size
+        return frozenset(c for c in range(chunks) if (stage + c - own) % size == 0)
 
     def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:
         """Return the bytes that chunks of a stage have of a part of its weights; all by default."""

@@ -141,7 +141,9 @@ def import_launch_file(
     assert plan is not None
     if plan.is_training_step:
         best = output.with_name("best.plan.json")
-        start = output if found.result.status != "unknown" else None
+        # Of copies of shards nothing is looked for, so that no search begins with them.
+        valid = found.result.status != "unknown" and found.launch.shard_copies == 1
+        start = output if valid else None
         typer.echo(f"Solve     {shlex.join(_solve(options, machine, plan, start, best))}")
         page = ["schedopt", "report", str(best), "-o", "report.html", "--compare-with", str(output)]
         typer.echo(f"Compare   {shlex.join(page)}")
@@ -157,6 +159,8 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         "gradient": ", optimizer state and gradients shared",
         "parameter": ", all state shared",
     }[launch.shard]
+    if launch.shard_copies > 1:
+        shared += f" in each of {launch.shard_copies} groups"
     context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
     context += ", experts shared by all" if launch.expert > 1 else ""
     context += say_recomputed(launch.recomputed_modules)
@@ -249,6 +253,7 @@ def _document(found: ImportedLaunch) -> dict[str, Any]:
         "context": launch.context,
         "expert": launch.expert,
         "shard": launch.shard,
+        "shard_copies": launch.shard_copies,
         "recomputed_modules": list(launch.recomputed_modules),
         "fits": result.status != "unknown",
         "memory_bytes": needs,

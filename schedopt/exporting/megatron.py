@@ -120,6 +120,7 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
         yield "--overlap-grad-reduce"
     if first.shard == "optimizer":
         yield "--use-distributed-optimizer"
+        yield f"--num-distributed-optimizer-instances {first.shard_copies}"
         yield "--overlap-param-gather"
     redone = max(len(stage.recompute) for stage in plan.stages)
     if redone:

@@ -108,9 +108,11 @@ def _degrees(plan: Plan) -> Iterator[str]:
     yield f"parallelism.expert_parallel_degree = {plan.chain.expert}"
     if plan.rule.is_given:
         return
-    replicas, shared = len(first.gpus) // plan.chain.context, first.shard != "none"
-    yield f"parallelism.data_parallel_replicate_degree = {1 if shared else replicas}"
-    yield f"parallelism.data_parallel_shard_degree = {replicas if shared else 1}"
+    # GPUs that share a sequence share the state too. Without shards each replica is a copy.
+    replicas = len(first.gpus) // plan.chain.context
+    copies = replicas if first.shard == "none" else first.shard_copies
+    yield f"parallelism.data_parallel_replicate_degree = {copies}"
+    yield f"parallelism.data_parallel_shard_degree = {replicas // copies}"
     yield 'parallelism.fsdp_reshard_after_forward = "never"'
 
 

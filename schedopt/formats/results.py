@@ -70,7 +70,10 @@ def complete_scope(scope: dict[str, Any]) -> None:
     """
     for name in ("max_k", "replicas", "tensor"):
         scope.setdefault(name, None)
-    for name, usual in (("replicas", 1), ("shard", "none"), ("tensor", 1), ("uneven", False)):
+    for name, usual in (
+        *(("replicas", 1), ("shard", "none"), ("tensor", 1)),
+        *(("uneven", False), ("hybrid", False)),
+    ):
         if scope.get(name) == usual:
             del scope[name]
 
@@ -78,7 +81,7 @@ def complete_scope(scope: dict[str, Any]) -> None:
 def leave_out_defaults(plan: dict[str, Any]) -> None:
     """Take from stages and pattern, as a document, what speaks of groups or folds that are none."""
     for stage in plan["stages"]:
-        for name, usual in (("shard", "none"), ("tensor", 1)):
+        for name, usual in (("shard", "none"), ("tensor", 1), ("shard_copies", 1)):
             if stage[name] == usual:
                 del stage[name]
     pattern = plan["pattern"]

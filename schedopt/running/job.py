@@ -91,6 +91,7 @@ class Job:
         self._check_model()
         self._check_groups()
         self.plan.chain.require_alone(needed_by="a run here")
+        self.plan.require_one_copy(needed_by="a run here")
         if self.model is not None and self.stretch != 1:
             raise InputError(
                 "given, but a model takes the time that it takes",

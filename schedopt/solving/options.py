@@ -68,6 +68,12 @@ def refuse_solver(problem: Problem, solver: str | None) -> None:
     """Raise `InputError` for a solver, one of ours, that is not for what is asked."""
     if problem.chain.together > 1:
         refuse_apart(problem)
+    if problem.scope.hybrid:
+        raise InputError(
+            "no solver looks for copies of shards",
+            field="scope.hybrid",
+            way_out="Leave it out",
+        )
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",

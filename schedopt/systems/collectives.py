@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Final, Literal
 
 from schedopt.chain import Chain
@@ -56,11 +56,6 @@ def hop(
     )
 
 
-def home(stage: int, chunk: int, replicas: int) -> int:
-    """Return the replica at which a chunk of a stage is at home."""
-    return (stage + chunk) % replicas
-
-
 def reduce_scatter(
     scheduler: ListScheduler, stage: int, micro_batch: int, before: Before
 ) -> list[Transfer]:
@@ -68,24 +63,92 @@ def reduce_scatter(
 
     R replicas cut the gradient into R chunks. Each chunk goes round once, from the replica behind
     its home to its home, and each replica adds its own: R - 1 hops of 1 / R of the gradient
-    (Patarasuk and Yuan 2009).
+    (Patarasuk and Yuan 2009). Of groups of replicas with copies of the shards each does so by
+    itself, with all chunks.
 
     `micro_batch` is the first of the mini-batch, on replica 0, and `before` what a replica has done
-    when its own gradient is whole. Return the last hop of each chunk; none where there is one
-    replica.
+    when its own gradient is whole. Return the last hop of each chunk, group by group; none where
+    there is one replica.
     """
-    replicas = len(scheduler.stages[stage].gpus)
+    own = scheduler.stages[stage]
     last = []
-    for chunk in range(replicas):
-        before_hop: list[Transfer] = []
-        for number in range(replicas - 1):
-            source = (home(stage, chunk, replicas) + 1 + number) % replicas
-            ends = source, (source + 1) % replicas
-            item = hop("weight_gradient", stage, micro_batch, ends, (chunk, replicas), "reduce")
-            scheduler.send(item, after=[*before(source), *before_hop], priority=BEHIND)
-            before_hop = [item]
-        last += before_hop
+    for begin in range(0, len(own.gpus), own.shard_group):
+        for chunk in range(len(own.gpus)):
+            row = _round(own, stage, chunk, begin, behind=1)
+            last += _pass_on(scheduler, stage, micro_batch, chunk, row, before)
     return last
+
+
+def add_copies_up(
+    scheduler: ListScheduler, stage: int, micro_batch: int, before: Before
+) -> list[list[Transfer]]:
+    """Add up what groups of replicas have of each chunk, where each has it at home, by rings.
+
+    The g homes of a chunk are a ring for it and the g - 1 others that are at home there too: each
+    chunk goes round once to one of them, and once more from there, g - 1 hops each way. `before` is
+    what a replica has done when its group's sum is there. Return for each replica what comes to it.
+    """
+    own = scheduler.stages[stage]
+    size, came = own.shard_group, list[list[Transfer]]([[] for _ in own.gpus])
+    for chunk in range(len(own.gpus)):
+        homes = [own.home(stage, chunk, begin) for begin in range(0, len(own.gpus), size)]
+        first = chunk // size
+        around = [*homes[first + 1 :], *homes[: first + 1]]
+        added = _pass_on(scheduler, stage, micro_batch, chunk, around, before)
+        row = [around[-1], *around[:-1]]
+        for item in (*added, *_copy_on(scheduler, stage, micro_batch, chunk, row, added)):
+            came[item.target or 0].append(item)
+    return came
+
+
+def _round(own: Stage, stage: int, chunk: int, begin: int, *, behind: int) -> list[int]:
+    """Return the replicas of a group in the order in which a chunk goes round.
+
+    From home on, or from the replica `behind` it.
+    """
+    size = own.shard_group
+    place = own.home(stage, chunk, begin) - begin + behind
+    return [begin + (place + number) % size for number in range(size)]
+
+
+def _pass_on(
+    scheduler: ListScheduler,
+    stage: int,
+    micro_batch: int,
+    chunk: int,
+    row: Sequence[int],
+    before: Before,
+) -> list[Transfer]:
+    """Send a chunk of gradients along a row of replicas, each of which adds its own.
+
+    Return the last hop; none where there is one replica.
+    """
+    last: list[Transfer] = []
+    part = chunk, len(scheduler.stages[stage].gpus)
+    for ends in pairwise(row):
+        item = hop("weight_gradient", stage, micro_batch, ends, part, "reduce")
+        scheduler.send(item, after=[*before(ends[0]), *last], priority=BEHIND)
+        last = [item]
+    return last
+
+
+def _copy_on(
+    scheduler: ListScheduler,
+    stage: int,
+    micro_batch: int,
+    chunk: int,
+    row: Sequence[int],
+    before: Iterable[Name | Transfer],
+    tensor: Literal["weight_gradient", "weights"] = "weight_gradient",
+) -> list[Transfer]:
+    """Send a chunk along a row of replicas; return all hops."""
+    made: list[Transfer] = []
+    part = chunk, len(scheduler.stages[stage].gpus)
+    for ends in pairwise(row):
+        item = hop(tensor, stage, micro_batch, ends, part)
+        scheduler.send(item, after=made[-1:] or [*before], priority=BEHIND)
+        made.append(item)
+    return made
 
 
 def all_gather(
@@ -97,19 +160,16 @@ def all_gather(
 ) -> list[Transfer]:
     """Take each chunk of a stage from its home to all replicas, by a ring; return all transfers.
 
-    `before` is what must have happened before the home of a chunk, given its number, sends it.
+    From its home in each group, where there are several. `before` is what must have happened before
+    a replica sends what is at home there.
     """
-    replicas = len(scheduler.stages[stage].gpus)
+    own = scheduler.stages[stage]
     every = []
-    for chunk in range(replicas):
-        before_hop = list(before(chunk))
-        for number in range(replicas - 1):
-            source = (home(stage, chunk, replicas) + number) % replicas
-            ends = source, (source + 1) % replicas
-            item = hop(tensor, stage, micro_batch, ends, (chunk, replicas))
-            scheduler.send(item, after=before_hop, priority=BEHIND)
-            before_hop = [item]
-            every.append(item)
+    for begin in range(0, len(own.gpus), own.shard_group):
+        for chunk in range(len(own.gpus)):
+            row = _round(own, stage, chunk, begin, behind=0)
+            after = before(row[0])
+            every += _copy_on(scheduler, stage, micro_batch, chunk, row, after, tensor)
     return every
 
 
@@ -123,8 +183,9 @@ def all_reduce(
     replicas = len(scheduler.stages[stage].gpus)
     added = reduce_scatter(scheduler, stage, micro_batch, before)
 
-    def at_home(chunk: int) -> list[Name | Transfer]:
-        return [*added[chunk : chunk + 1], *before(home(stage, chunk, replicas))]
+    def at_home(replica: int) -> list[Name | Transfer]:
+        # One chunk is at home on each.
+        return [*(item for item in added if item.target == replica), *before(replica)]
 
     gathered = all_gather(scheduler, stage, micro_batch, at_home, "weight_gradient")
     arrivals = [*added, *gathered]
@@ -191,9 +252,10 @@ def apply_gradients(
 
     `last` names for each replica, the first being that of micro-batch 0, the operation after which
     its own gradient is whole. Where nothing is sharded each replica gets the sum and updates;
-    otherwise each updates what is at home there, and the weights go from there to the others,
-    unless the parameters are sharded too. `gone_home` has for each replica what it must wait for
-    where gradients are at home by then, and `came` what comes to it of copies in other stages.
+    otherwise each updates what is at home there, which needs the sums of other groups too, and the
+    weights go from there to the others of the group, unless the parameters are sharded too.
+    `gone_home` has for each replica what it must wait for where gradients are at home by then, and
+    `came` what comes to it of copies in other stages.
     """
     shard = scheduler.stages[stage].shard
     whole = [[own, *items] for own, items in zip(last, came or repeat(()), strict=False)]
@@ -205,13 +267,16 @@ def apply_gradients(
     else:
         added = reduce_scatter(scheduler, stage, 0, whole.__getitem__)
         summed = [[item for item in added if item.target == r] for r in range(len(last))]
+    if scheduler.stages[stage].shard_copies > 1:
+        here = [[*own, *items] for own, items in zip(whole, summed, strict=True)]
+        others = add_copies_up(scheduler, stage, 0, here.__getitem__)
+        summed = [[*own, *items] for own, items in zip(here, others, strict=True)]
     made: list[list[Name | Transfer]] = []
     for own, before, items in zip(last, whole, summed, strict=True):
         needed = [*before, *items]
         made.append([*scheduler.update(stage, own[2], after=needed)] or needed)
     if shard in ("optimizer", "gradient"):
-        at_home = [made[home(stage, chunk, len(made))] for chunk in range(len(made))]
-        all_gather(scheduler, stage, 0, at_home.__getitem__, "weights")
+        all_gather(scheduler, stage, 0, made.__getitem__, "weights")
 
 
 def last_backwards(stage: int, replicas: int, microbatches: int) -> list[Name]:

@@ -10,7 +10,7 @@ from typing import Final
 from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan, Transfer
 from schedopt.stage import Stage
-from schedopt.systems.collectives import AT_ONCE, apply_gradients, exchange_copies, home, hop
+from schedopt.systems.collectives import AT_ONCE, apply_gradients, exchange_copies, hop
 from schedopt.systems.config import SystemConfig, require_time
 from schedopt.systems.steady_state import Name
 
@@ -183,9 +183,9 @@ class _FlushStep:
         found: list[Transfer] = []
         if stage not in self.ahead or kind not in ("B", "W"):
             return found
-        replicas = len(self.stages[stage].gpus)
+        own, replicas = self.stages[stage], len(self.stages[stage].gpus)
         for chunk in range(replicas):
-            at_home = home(stage, chunk, replicas)
+            at_home = own.home(stage, chunk, i % replicas)
             if target := (at_home - i) % replicas:
                 item = hop("weight_gradient", stage, i, (0, target), (chunk, replicas), "reduce")
                 self.scheduler.send(item, after=[(kind, stage, i)])
@@ -215,7 +215,7 @@ class _FlushStep:
         follows = bool(before) and before[0][1:] == (stage, i)
         found = []
         for chunk in range(replicas):
-            source = (home(stage, chunk, replicas) - i) % replicas
+            source = (one.home(stage, chunk, i % replicas) - i) % replicas
             if not source:
                 continue
             part = (chunk, replicas)

@@ -101,6 +101,7 @@ def valid_plan(plan: Plan | Result) -> Plan:
             way_out="See schedopt check, and solve again",
         )
     checked.chain.require_alone(needed_by="schedopt.torch")
+    checked.require_one_copy(needed_by="schedopt.torch")
     return whole(checked)
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schedopt import Plan
 from schedopt.exporting import find_target
@@ -18,7 +20,7 @@ from schedopt.systems.steps import engine_order
 from tests.budgets import trials
 from tests.engines import megatron_arguments, megatron_rank
 from tests.engines.orders import turns_of
-from tests.engines.packages import load, needs
+from tests.engines.packages import load, needs, quietly
 from tests.exporting.engines import blocks_of, engine_plans, grid_plan
 from tests.running.pool import RankPool
 
@@ -223,6 +225,37 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
         for n in range(grid.tensor)
     ]
     assert sorted(ranks.get_ranks("pp")) == sorted(lines)
+
+
+@pytest.mark.parametrize("rank", [0, 9, 17])
+def test_its_optimizer_instances_have_our_groups_of_shards(rank: int) -> None:
+    grid = Grid(ranks=2, chunks=1, replicas=6, tensor=2, shard="optimizer")
+    plan = grid_plan("megatron", grid, [0, 4], count=12, context=2, copies=3)
+    found = megatron_arguments.parse(exported(plan))
+    instances = megatron_arguments.configured("gradients", found)
+    assert instances.num_distributed_optimizer_instances == 3
+    state, world = load("megatron.core.parallel_state"), len(plan.platform.gpus)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        with quietly():
+            state.initialize_model_parallel(
+                tensor_model_parallel_size=found["tensor_model_parallel_size"],
+                pipeline_model_parallel_size=found["pipeline_model_parallel_size"],
+                context_parallel_size=found["context_parallel_size"],
+                num_distributed_optimizer_instances=3,
+                create_gloo_process_groups=False,
+            )
+            group = state.get_data_parallel_group(
+                with_context_parallel=True, partial_data_parallel=True
+            )
+            ranks = dist.get_process_group_ranks(group)
+    finally:
+        state.destroy_model_parallel()
+        dist.destroy_process_group()
+    (stage,) = (one for one in plan.stages if rank in one.every_gpu)
+    replica, within = divmod(rank - stage.gpus[0], grid.tensor)
+    first = replica // stage.shard_group * stage.shard_group
+    assert ranks == [gpu + within for gpu in stage.gpus[first : first + stage.shard_group]]
 
 
 CASES = {

@@ -151,6 +151,34 @@ def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
         assert mesh[dims.shard].mesh.flatten().tolist() == list(first.gpus)
 
 
+@pytest.mark.parametrize("context", [1, 2])
+def test_its_meshes_have_our_groups_of_shards(tmp_path: Path, context: int) -> None:
+    grid = Grid(ranks=2, chunks=1, replicas=6 * context, tensor=2, shard="optimizer")
+    plan = grid_plan("torchtitan", grid, [0, 4], count=2 * grid.replicas, context=context, copies=3)
+    write_export("torchtitan", plan, tmp_path)
+    parallelism = titan_decoder.exported_config(str(tmp_path)).parallelism
+    assert parallelism.data_parallel_replicate_degree == 3
+    assert parallelism.data_parallel_shard_degree == 2
+    world, first = len(plan.platform.gpus), plan.stages[0]
+    dims = load("torchtitan.distributed.parallel_dims")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        with pytest.MonkeyPatch.context() as patch, quietly():
+            patch.setattr(dims, "device_type", "cpu")
+            parallel = dims.ParallelDims.from_config(parallelism, world)
+            parallel.build_mesh()
+            full = load("torchtitan.distributed.full_dtensor")
+            mesh, axes = full.resolve_fsdp_mesh(parallel)
+            shared = mesh[axes.shard].mesh.flatten().tolist()
+            copied = mesh[axes.replicate].mesh.flatten().tolist()
+    finally:
+        dist.destroy_process_group()
+    assert shared == list(first.gpus[: first.shard_group])
+    # What is at home on the first replica of each group is the same.
+    homes = [first.home(0, 0, replica) for replica in range(0, len(first.gpus), first.shard_group)]
+    assert copied == [first.gpus[replica] for replica in homes]
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_its_parts_are_our_stages(chunks: int, tmp_path: Path) -> None:
     grid = Grid(ranks=2, chunks=chunks)

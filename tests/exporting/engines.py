@@ -56,10 +56,12 @@ def grid_plan(
     samples: int = 1,
     context: int = 1,
     expert: int = 1,
+    copies: int = 1,
 ) -> Plan:
     """Return a training step on a grid, of a transformer whose stages begin at these layers.
 
-    So many micro-batches count parts of sequences, if GPUs share them.
+    So many micro-batches count parts of sequences, if GPUs share them. So many groups of replicas
+    have copies of what they share.
     """
     chain = replace(transformer(blocks), samples=samples, context=context, expert=expert)
     scope = Scope(
@@ -71,6 +73,7 @@ def grid_plan(
         shard="optimizer",
         engine=engine,
         tensor=None,
+        hybrid=copies > 1,
     )
     variants = (Variant(tensor=grid.tensor, chain=chain),) if grid.tensor > 1 else ()
     gpus = grid.ranks * grid.replicas * grid.tensor
@@ -84,6 +87,7 @@ def grid_plan(
             recompute=tuple((n, n) for n in range(max(1, begin), min(last, end)))[: grid.redone],
             shard=grid.shard,
             tensor=grid.tensor,
+            shard_copies=copies,
         )
         for number, (begin, end) in enumerate(pairwise([*begins, last + 1]))
     ]

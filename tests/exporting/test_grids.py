@@ -50,6 +50,7 @@ def test_megatron_is_told_of_all_sizes() -> None:
         "untie-embeddings-and-output-weights": "",
         "overlap-grad-reduce": "",
         "use-distributed-optimizer": "",
+        "num-distributed-optimizer-instances": "1",
         "overlap-param-gather": "",
         "recompute-granularity": "full",
         "recompute-method": "block",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Platform, Profile, Variant
+from schedopt.account import memory
 from schedopt.checking import check
 from schedopt.importing import import_launch
 from schedopt.importing.launch_files.settings import vocabulary
@@ -357,3 +358,23 @@ def test_modules_in_yaml(tmp_path: Path) -> None:
     chain = transformer(recomputed_modules=("core_attn", "mlp"))
     found = read(tmp_path, "megatron-args", text, 1, of=profile(chain))
     assert found.launch.recomputed_modules == ("core_attn", "mlp")
+
+
+def test_groups_of_replicas_have_a_distributed_optimizer_each(tmp_path: Path) -> None:
+    text = f"{P2} --use-distributed-optimizer --global-batch-size 8"
+    instances = "--num-distributed-optimizer-instances"
+    found = megatron(tmp_path, f"{text} {instances} 2", 8)
+    plan = found.result.plan
+    assert plan is not None
+    assert {(stage.shard, stage.shard_copies) for stage in plan.stages} == {("optimizer", 2)}
+    assert (plan.scope.engine, plan.scope.hybrid) == ("megatron", True)
+    assert check(found.result) == ()
+    # Five layers of 10 bytes of optimizer state in four chunks, of 12, 13, 12 and 13 bytes: two
+    # of them on each GPU of a group, or one where all four share.
+    flat = megatron(tmp_path, text, 8).result.plan
+    assert flat is not None
+    held = [max(need.by_kind["weights"] for need in memory(one)) for one in (plan, flat)]
+    assert held == [5 * 20 + 26, 5 * 20 + 13]
+    # Of groups of one nobody shares.
+    alone = megatron(tmp_path, f"{text} {instances} 4", 8).launch
+    assert (alone.shard, alone.shard_copies) == ("none", 1)

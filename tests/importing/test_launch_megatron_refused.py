@@ -94,6 +94,10 @@ REFUSED = [
      "4 (pipeline) x 1 (tensor) x 2 (context) are 8 GPUs, and the platform has 4"),
     (f"{P2} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
      "expert-tensor-parallel-size", "2, and --tensor-model-parallel-size is 1: experts lie in"),
+    (f"{P2} --num-distributed-optimizer-instances 2", "num-distributed-optimizer-instances",
+     "2, and no replicas share the optimizer state alone"),
+    ("--use-distributed-optimizer --num-distributed-optimizer-instances 3",
+     "num-distributed-optimizer-instances", "3 groups of 4 replicas are not equally large"),
     (f"{P2} --use-tp-pp-dp-mapping", "use-tp-pp-dp-mapping", "replicas of a rank do not lie"),
     (f"{P2} --use-megatron-fsdp", "use-megatron-fsdp", "shares more among replicas"),
     # What goes with a refused flag says nothing by itself.

@@ -39,6 +39,11 @@ def engine_steps(draw: st.DrawFn, engine: Engine) -> Plan:
     assume(grids)
     grid: Grid = draw(st.sampled_from(grids))
     others = begins[1:]
+    # Groups of replicas with copies of all shards: as many as divide those beside each sequence.
+    counts = [g for g in range(1, grid.replicas) if grid.replicas // chain.context % g == 0]
+    may_copy = engine != "deepspeed" and grid.shard != "none" and chain.expert == 1
+    copies = draw(st.sampled_from(counts)) if may_copy else 1
+    problem = replace(problem, scope=replace(problem.scope, hybrid=copies > 1))
     cuts = draw(
         st.lists(
             st.sampled_from(others) if others else st.nothing(),
@@ -62,6 +67,7 @@ def engine_steps(draw: st.DrawFn, engine: Engine) -> Plan:
                 recompute=tuple(own[: grid.redone]),
                 shard=grid.shard,
                 tensor=grid.tensor,
+                shard_copies=copies,
             )
         )
     assume(not why_not_stages(chain, stages, engine))

@@ -88,6 +88,25 @@ def test_a_function_is_read_with_what_it_begins_with() -> None:
     assert found["training.local_batch_size"] == 8
 
 
+GIVEN = """
+def a() -> Trainer.Config:
+    compiled = CompileConfig(enable=True)
+    spec = model_registry("a", converters=[Converter.Config(on=compiled.enable and {given})])
+    return Trainer.Config(model_spec=spec, compile=compiled, activation_checkpoint=None)
+"""
+
+
+def test_a_call_may_be_given_settings_but_no_section() -> None:
+    found = read_configuration(GIVEN.replace("{given}", '"model" in compiled.components'))
+    assert found["compile.enable"] is True
+    for given in ("compiled", "change(compiled)", "compiled.change()"):
+        assert_refused(
+            lambda given=given: read_configuration(GIVEN.replace("{given}", given)),  # type: ignore[misc]
+            "line 4",
+            "it may change what was made before",
+        )
+
+
 def test_the_step_of_a_function(tmp_path: Path) -> None:
     found = titan(tmp_path, FILE, 2, config="small")
     assert layers_of(found) == [(0, 2), (3, 5), (6, 7), (8, 9)]

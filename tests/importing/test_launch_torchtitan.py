@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from schedopt.account import memory
 from schedopt.checking import check
-from schedopt.importing import ImportedLaunch
+from schedopt.importing import ImportedLaunch, import_launch
 from tests.importing.launching import layers_of, profile, read, transformer
 from tests.importing.launching import rows_of as rows_of_plan
 from tests.refusals import assert_refused
+from tests.tensor_groups import two_nodes
 
 NONE = "[activation_checkpoint]\nmode = 'none'\n"
 
@@ -181,6 +183,66 @@ def test_without_a_pipeline_replicas_share_by_layers(
     assert check(found.result) == ()
 
 
+@pytest.mark.parametrize(
+    ("more", "shard"),
+    [("", "parameter"), ("; fsdp_reshard_after_forward = 'never'", "gradient")],
+)
+def test_groups_of_replicas_have_copies_of_all_shards(
+    tmp_path: Path, more: str, shard: str
+) -> None:
+    text = f"data_parallel_replicate_degree = 2{more}"
+    batch = "local_batch_size = 1; global_batch_size = 8"
+    found = titan(tmp_path, text, training=batch)
+    plan = found.result.plan
+    assert plan is not None
+    assert {(stage.shard, stage.shard_copies) for stage in plan.stages} == {(shard, 2)}
+    assert {stage.gpus for stage in plan.stages} == {(0, 1, 2, 3)}
+    assert check(found.result) == ()
+    assert found.notes[-1].startswith("Sums of groups are added up once a step; torchtitan")
+    flat = titan(tmp_path, more.removeprefix("; "), training=batch)
+    assert flat.result.plan is not None
+    held, less = (memory(one)[0].by_kind["weights"] for one in (plan, flat.result.plan))
+    assert held > less
+
+
+def test_groups_of_a_pipeline_share_the_optimizer_state(tmp_path: Path) -> None:
+    text = (
+        f"{PP} = 2; data_parallel_replicate_degree = 2; context_parallel_degree = 2; "
+        "data_parallel_shard_degree = 2"
+    )
+    found = titan(tmp_path, text, 16, of=profile(transformer(context=2)))
+    plan = found.result.plan
+    assert plan is not None
+    assert {(len(stage.gpus), stage.shard_copies) for stage in plan.stages} == {(8, 2)}
+    assert plan.scope.engine == "torchtitan"
+    assert plan.scope.hybrid
+    # Of eight replicas four share, two of which have a sequence together.
+    assert plan.stages[0].shard_group == 4
+    assert check(found.result) == ()
+
+
+def test_groups_that_share_all_state_lie_in_a_node(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+
+    def on_nodes(degree: int, gpus: int) -> ImportedLaunch:
+        path.write_text(
+            f"[training]\nlocal_batch_size = 1\n{NONE}"
+            f"[parallelism]\ndata_parallel_replicate_degree = {degree}\n"
+        )
+        return import_launch(path, "torchtitan-toml", profile(), two_nodes(gpus, 10**6))
+
+    found = on_nodes(2, 4)
+    assert check(found.result) == ()
+    assert found.result.plan is not None
+    for item in found.result.plan.pattern.transfers:
+        here, there = ((item.shift + (end or 0)) % 8 for end in (item.source, item.target))
+        # Weights stay in a node, and each GPU sends gradients to its like in the other one alone.
+        assert here // 4 == there // 4 or (item.tensor, here % 4) == ("weight_gradient", there % 4)
+    assert_refused(
+        lambda: on_nodes(3, 6), "replicas", "GPUs 4 to 7 share all state in 3 groups", source=path
+    )
+
+
 def test_what_is_shared_as_one_is_a_transformer_layer(tmp_path: Path) -> None:
     chain = transformer(4)
     names = ["embed", "layers.0: a", "layers.0: b", "layers.1: a", "layers.1: b", "head"]
@@ -256,10 +318,6 @@ REFUSED = [
      "2 (pipeline) x 1 (replicate) x 1 (shard) x 1 (context) x 1 (tensor) are 2 GPUs, and the "
      "platform has 4"),
     (f"{PP} = '2x'", f"parallelism.{PP}", "'2x' is not a whole number"),
-    ("data_parallel_replicate_degree = 2", "parallelism.data_parallel_replicate_degree",
-     "2 copies of 2 shards, which stages of a plan do not have"),
-    ("data_parallel_replicate_degree = 2; context_parallel_degree = 2",
-     "parallelism.data_parallel_replicate_degree", "2 copies of 2 shards"),
     ("data_parallel_shard_degree = 0", "parallelism.data_parallel_shard_degree", "0 is no degree"),
     (f"{PP} = 2; fsdp_reshard_after_forward = 'always'", "parallelism.fsdp_reshard_after_forward",
      "'always' fetches the weights for each micro-batch"),

@@ -32,6 +32,8 @@ class Launch:
     microbatches : int
         Of a step, for each replica.
     shard : {"none", "optimizer", "gradient", "parameter"}
+    shard_copies : int
+        Groups of replicas, each of which has all shards (HSDP).
     recompute : tuple of tuple of (int, int)
         For each stage the runs of layers that are computed again.
     recomputed_modules : tuple of str
@@ -54,6 +56,7 @@ class Launch:
     context: int = 1
     expert: int = 1
     shard: Shard = "none"
+    shard_copies: int = 1
     recompute: tuple[tuple[Layers, ...], ...] = ()
     recomputed_modules: tuple[str, ...] = ()
     rows: tuple[tuple[Turn, ...], ...] | None = None

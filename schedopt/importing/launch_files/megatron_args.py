@@ -8,22 +8,26 @@ Megatron-LM, ``megatron/training/arguments.py`` for which arguments exclude each
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from schedopt.chain import Chain
-from schedopt.engine import recomputable_units
 from schedopt.errors import InputError
-from schedopt.importing.launch_files.launch import Launch, Layers
+from schedopt.importing.launch_files.launch import Launch
+from schedopt.importing.launch_files.megatron_recompute import (
+    KNOWN_MODULES,
+    MODULES,
+    SELECTIVE,
+    read_modules,
+    read_recompute,
+)
 from schedopt.importing.launch_files.settings import Settings
 from schedopt.importing.launch_files.shell import Flags, read_flags
-from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunks, units_within
+from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunks
 from schedopt.megatron_layout import LayoutChunk, read_layout
 from schedopt.stage import Shard
 from schedopt.transformer_blocks import find_blocks
-from schedopt.validation import show
 
 LAYOUT: Final = "pipeline-model-parallel-layout"
 RANKS: Final = "pipeline-model-parallel-size"
@@ -40,23 +44,14 @@ LAST: Final = "decoder-last-pipeline-num-layers"
 EMBEDDED: Final = "account-for-embedding-in-pipeline-split"
 WITH_LOSS: Final = "account-for-loss-in-pipeline-split"
 GROUP: Final = "microbatch-group-size-per-virtual-pipeline-stage"
-GRANULARITY: Final = "recompute-granularity"
-METHOD: Final = "recompute-method"
-REDONE: Final = "recompute-num-layers"
-SELECTIVE: Final = "recompute-activations"
-MODULES: Final = "recompute-modules"
 UNTIED: Final = "untie-embeddings-and-output-weights"
 SHARED: Final = "use-distributed-optimizer"
+INSTANCES: Final = "num-distributed-optimizer-instances"
 FSDP: Final = ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2")
 STRATEGY: Final = "data-parallel-sharding-strategy"
 KEPT: Final = "torch-fsdp2-no-reshard-after-forward"
 SWITCHES: Final = frozenset({EMBEDDED, WITH_LOSS, UNTIED, SHARED, SELECTIVE, *FSDP, KEPT})
 """Flags without a value."""
-KNOWN_MODULES: Final = (
-    *("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"),
-    "shared_experts",
-)
-"""What Megatron-LM can compute again of a layer."""
 STRATEGIES: Final[Mapping[str, Shard]] = {
     "no_shard": "none",
     "optim": "optimizer",
@@ -104,9 +99,10 @@ def read_megatron(
         settings.refuse(LAYOUT if settings.has(LAYOUT) else RANKS, error.rule, error.way_out)
     samples = settings.whole(SIZE)
     count = _microbatches(settings, samples, replicas, ranks, len(stages))
-    modules = _modules(settings)
-    recompute = _recompute(settings, chain, stages, selective=bool(modules))
-    shard = _shard(settings, ranks, count)
+    modules = read_modules(settings)
+    recompute = read_recompute(settings, chain, stages, selective=bool(modules))
+    shard = _shard(settings, ranks, count) if replicas * context > 1 else "none"
+    copies = _instances(settings, shard, replicas * context)
     return Launch(
         engine="megatron",
         stages=stages,
@@ -117,7 +113,9 @@ def read_megatron(
         expert=expert,
         samples=samples,
         microbatches=count,
-        shard=shard if replicas * context > 1 else "none",
+        # Of a group of one no state is shared.
+        shard=shard if copies < replicas * context else "none",
+        shard_copies=copies if copies < replicas * context else 1,
         recompute=recompute,
         recomputed_modules=modules,
         notes=(*settings.refuse_others("megatron"), *_say_unread(flags)),
@@ -172,6 +170,24 @@ def _shard(settings: Settings, ranks: int, count: int) -> Shard:
         shard = STRATEGIES[settings.word(STRATEGY, STRATEGIES, "no_shard")]
     # Of one backward the gradients go round once, as those of a shared optimizer state.
     return "optimizer" if shard == "gradient" and count == 1 else shard
+
+
+def _instances(settings: Settings, shard: Shard, replicas: int) -> int:
+    """Return how many groups of replicas share an optimizer state each."""
+    copies = settings.whole(INSTANCES, 1)
+    if copies > 1 and shard != "optimizer":
+        settings.refuse(
+            INSTANCES,
+            f"{copies}, and no replicas share the optimizer state alone",
+            f"Add {settings.name(SHARED)}, or leave it out",
+        )
+    if replicas % copies:
+        settings.refuse(
+            INSTANCES,
+            f"{copies} groups of {replicas} replicas are not equally large",
+            "Give a divisor",
+        )
+    return copies
 
 
 def _expert(settings: Settings, tensor: int) -> int:
@@ -328,68 +344,3 @@ def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, s
             "Leave it out",
         )
     return count
-
-
-def _modules(settings: Settings) -> tuple[str, ...]:
-    """Return the modules of layers that are computed again."""
-    settings.refuse_together(SELECTIVE, GRANULARITY, "which says it too")
-    named = settings.get(MODULES)
-    given = settings.word(GRANULARITY, ("full", "selective"), "full") == "selective"
-    if not (given or settings.flag(SELECTIVE)):
-        if named is not None and not _is_left_out(settings):
-            settings.refuse(
-                MODULES,
-                f"without {settings.name(GRANULARITY)} selective none of them is computed again",
-                "Add it, or leave this out",
-            )
-        return ()
-    for name in (METHOD, REDONE):
-        if settings.has(name):
-            settings.refuse(
-                name,
-                "for whole layers, and modules of layers are computed again",
-                f"Leave it out, or write {settings.name(GRANULARITY)} full",
-            )
-    modules = ["core_attn"] if named is None else re.findall(r"[^\s,'\"\[\]]+", str(named))
-    for module in modules:
-        if module not in KNOWN_MODULES:
-            settings.refuse(
-                MODULES, f"{show(module)} is not known", f"Known are {', '.join(KNOWN_MODULES)}"
-            )
-    return tuple(sorted({*modules}))
-
-
-def _is_left_out(settings: Settings) -> bool:
-    """Whether what is said of recompute is to be left out."""
-    return any(
-        name in settings.values and not settings.has(name) for name in (GRANULARITY, SELECTIVE)
-    )
-
-
-def _recompute(
-    settings: Settings, chain: Chain, stages: Sequence[Layers], *, selective: bool
-) -> tuple[tuple[Layers, ...], ...]:
-    """Return what each stage computes again, of whole layers."""
-    if selective or not settings.has(GRANULARITY):
-        for name in (METHOD, REDONE):
-            if settings.has(name) and not _is_left_out(settings):
-                settings.refuse(
-                    name,
-                    f"without {settings.name(GRANULARITY)} nothing is computed again",
-                    "Add it, or leave this out",
-                )
-        return tuple(() for _ in stages)
-    if not settings.has(METHOD):
-        settings.refuse(METHOD, "is not given", "Write block or uniform")
-    method = settings.word(METHOD, ("block", "uniform"), "block")
-    size = settings.whole(REDONE, 1)
-    units = recomputable_units(chain, "megatron")
-    runs = []
-    for stage in stages:
-        own = [*units_within(units, stage)]
-        if method == "block":
-            runs.append(tuple(own[:size]))
-        else:
-            groups = [own[begin : begin + size] for begin in range(0, len(own), size)]
-            runs.append(tuple((group[0][0], group[-1][1]) for group in groups))
-    return tuple(runs)

@@ -149,6 +149,7 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
     scope = replace(scope, engine=None if shared else launch.engine)
     if shared:
         scope = replace(scope, shard=launch.shard)
+    scope = replace(scope, hybrid=launch.shard_copies > 1)
     if any(kind in ("I", "W") for row in launch.rows or () for kind, *_ in row):
         scope = replace(scope, engine=None, split_backward=True)
     return training_step(chain, platform, chain.samples_of(count), scope, variants)
@@ -208,11 +209,15 @@ def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
             recompute=again,
             shard=launch.shard,
             tensor=launch.tensor,
+            shard_copies=launch.shard_copies,
         )
         for number, (layers, again) in enumerate(zip(launch.stages, launch.recompute, strict=True))
     ]
     if launch.rows is None:
         folded = not is_spelled_out(problem, grid)
+        if launch.shard_copies > 1:
+            _check_size(launch, len(stages))
+            folded = False
         return lay_out_step(problem, grid, stages, folded=folded)
     return lay_out_turns(problem, stages, _of_replicas(launch, launch.rows))
 
@@ -243,10 +248,14 @@ def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
             recompute=tuple(units_within(runs, (first, last))),
             shard=launch.shard,
             tensor=launch.tensor,
+            shard_copies=launch.shard_copies,
         )
         for first, last in units
     ]
-    if goes_in_rings(problem.platform) and launch.shard == "parameter":
+    in_rings = goes_in_rings(problem.platform) and launch.shard_copies == 1
+    if launch.shard_copies > 1:
+        _check_groups_of_shards(launch, problem.platform)
+    if in_rings and launch.shard == "parameter":
         config = SystemConfig(
             chain=problem.chain,
             platform=problem.platform,
@@ -261,8 +270,23 @@ def _lay_out_layers(launch: Launch, problem: Problem) -> Plan:
         row += [("F", stage, i) for stage in numbers]
         row += [("B", stage, i) for stage in reversed(numbers)]
     once = launch.shard == "gradient" and launch.microbatches == 1
-    ahead = {} if once or goes_in_rings(problem.platform) else dict.fromkeys(numbers, 1)
+    ahead = {} if once or in_rings else dict.fromkeys(numbers, 1)
     return lay_out_turns(problem, stages, _of_replicas(launch, (tuple(row),)), ahead=ahead)
+
+
+def _check_groups_of_shards(launch: Launch, platform: Platform) -> None:
+    """Require that replicas that share all state, and copy it in groups, lie in one node."""
+    size, network = launch.tensor * launch.replicas // launch.shard_copies, platform.network
+    if network is None:
+        return
+    for first in range(0, launch.replicas * launch.tensor, size):
+        if len({network.node_of[gpu] for gpu in range(first, first + size)}) > 1:
+            raise InputError(
+                f"GPUs {first} to {first + size - 1} share all state in {launch.shard_copies} "
+                "groups, and lie in several nodes, where weights go round in rings of all replicas",
+                field="replicas",
+                way_out="Import it with groups that lie in a node, or with one group",
+            )
 
 
 def _units(chain: Chain) -> list[Layers]:
@@ -277,7 +301,10 @@ def _units(chain: Chain) -> list[Layers]:
 def _check_size(launch: Launch, units: int) -> None:
     """Refuse a step with more transfers than can be laid out."""
     reads = 2 + any(launch.recompute) if launch.shard == "parameter" else 1
-    sent = launch.replicas * (launch.replicas - 1) * units * (reads * launch.microbatches + 1)
+    rounds = 1 if launch.shard == "optimizer" else reads * launch.microbatches
+    copies, size = launch.shard_copies, launch.replicas // launch.shard_copies
+    within, between = launch.replicas**2 * (size - 1) // size, 2 * launch.replicas * (copies - 1)
+    sent = units * (within * (rounds + 1) + between)
     if sent > MOST_TRANSFERS:
         raise InputError(
             f"its {launch.replicas} replicas send {sent} messages in a step, and at most "
@@ -289,7 +316,14 @@ def _check_size(launch: Launch, units: int) -> None:
 def say_assumed(launch: Launch, platform: Platform) -> tuple[str, ...]:
     """Return in sentences what the engine does otherwise than the plan."""
     shared = launch.shard in ("gradient", "parameter")
-    if not (shared and launch.microbatches > 1 and goes_in_rings(platform)):
+    if not (shared and launch.microbatches > 1):
+        return ()
+    if launch.shard_copies > 1:
+        return (
+            f"Sums of groups are added up once a step; {TITLES[launch.engine]} does so behind each "
+            "backward, which takes more time where it does not hide",
+        )
+    if not goes_in_rings(platform):
         return ()
     return (
         f"Gradients go round between nodes once a step; {TITLES[launch.engine]} sends them behind "

@@ -261,9 +261,25 @@ class _Function:
         return bool(names & {self.own, *self.aliases, *sections})
 
     def _is_given_away(self, node: ast.expr) -> bool:
-        """Whether a call, which may change it, is given the configuration."""
+        """Whether a call, which may change it, is given the configuration or a section of it.
+
+        Not where it is given a setting alone: ``registry(enabled=config.compile.enable)``.
+        """
+        if _is_configuration(node) or not self._touches(node):
+            return False
         calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
-        return not _is_configuration(node) and any(map(self._touches, calls))
+        given = (each for one in calls for each in (*one.args, *(k.value for k in one.keywords)))
+        called = (one.func.value for one in calls if isinstance(one.func, ast.Attribute))
+        return any(map(self._touches, called)) or any(map(self._has_section, given))
+
+    def _has_section(self, node: ast.AST) -> bool:
+        """Whether the configuration, or a section of one, stands in an expression as a whole."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            path = dotted(node, self.aliases)
+            if path is not None:
+                root, *inner = path.split(".")
+                return self._touches(node) and len(inner) < 1 + (root == self.own)
+        return any(map(self._has_section, ast.iter_child_nodes(node)))
 
     def _keep_call(self, node: ast.expr) -> None:
         """Keep by its text a call that may change the configuration, as a setting not known."""

@@ -99,7 +99,7 @@ def read_torchtitan(
     settings = Settings(values, ignored)
     settings.check_ignored((RANKS, TENSOR, COPIES, SHARDS, CONTEXT, EXPERT, LOCAL, GLOBAL, SIZE))
     ranks, tensor, context = (settings.whole(name, 1) for name in (RANKS, TENSOR, CONTEXT))
-    replicas, shard = _replicas(settings, gpus, (ranks, tensor, context))
+    replicas, copies, shard = _replicas(settings, gpus, (ranks, tensor, context))
     chunks = _chunks(settings, chain, ranks)
     try:
         stages = stages_of_chunks(chain, chunks, "torchtitan")
@@ -125,6 +125,7 @@ def read_torchtitan(
         samples=samples,
         microbatches=count * passes,
         shard=shard,
+        shard_copies=copies,
         recompute=tuple(_recompute(settings, chain, stages, homes or _in_turn(stages, ranks))),
         rows=rows,
         homes=homes,
@@ -141,8 +142,11 @@ def _say_passes(replicas: int, passes: int, shard: Shard) -> Iterator[str]:
         )
 
 
-def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tuple[int, Shard]:
-    """Return how many replicas a stage has, and what they share: with a sequence also the state."""
+def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tuple[int, int, Shard]:
+    """Return how many replicas a stage has, in how many groups, and what each of these shares.
+
+    With a sequence also the state.
+    """
     ranks, tensor, context = sizes
     copies, shards = settings.whole(COPIES, 1), settings.whole(SHARDS, -1, low=-1)
     own = prod(sizes) * copies
@@ -158,11 +162,8 @@ def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tup
         )
     policy = settings.word(RESHARD, ("default", "always", "never"), "default")
     shards *= context
-    if copies > 1 and shards > 1:
-        why = f"{copies} copies of {shards} shards, which stages of a plan do not have"
-        settings.refuse(COPIES, why, f"Give 1, and those GPUs to {SHARDS}")
     if shards == 1:
-        return copies, "none"
+        return copies, 1, "none"
     if ranks > 1:
         if policy == "always":
             settings.refuse(
@@ -171,8 +172,8 @@ def _replicas(settings: Settings, gpus: int, sizes: tuple[int, int, int]) -> tup
                 "a plan does",
                 "Write default or never",
             )
-        return shards, "optimizer"
-    return shards, "gradient" if policy == "never" else "parameter"
+        return copies * shards, copies, "optimizer"
+    return copies * shards, copies, "gradient" if policy == "never" else "parameter"
 
 
 def _chunks(settings: Settings, chain: Chain, ranks: int) -> Sequence[LayoutChunk]:
