@@ -170,7 +170,8 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
     if len(stages) > len(begins):
         return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
     copies = stages[0].shard_copies
-    if copies > 1 and (engine in ("deepspeed", "torch") or stages[0].shard_group % chain.context):
+    parted = stages[0].shard_group % chain.context or chain.expert > 1
+    if copies > 1 and (engine in ("deepspeed", "torch") or parted):
         return f"groups of {stages[0].shard_group} replicas have {copies} copies of the shards"
     return (
         _why_not_together(chain, stages, engine)

@@ -252,7 +252,23 @@ def test_gpus_that_share_experts(tmp_path: Path) -> None:
         lambda: megatron(tmp_path, text, 32, of=of),
         "replicas",
         "4 GPUs share the experts of a layer, and a stage has 8 replicas",
-        "Import it for the GPUs of 4 replicas",
+        "Import it for the GPUs of 4 replicas, without the sums between others; or let all",
+        source=tmp_path / "run.sh",
+    )
+    # Megatron-LM lets fewer GPUs share experts than share a sequence, which no chain has.
+    fewer = text.replace("--context-parallel-size 2", "--context-parallel-size 8")
+    assert_refused(
+        lambda: megatron(tmp_path, fewer, 32, of=of),
+        "replicas",
+        "4 GPUs share the experts of a layer, and a stage has 8 replicas",
+        "Let all 8 replicas share the experts, as far as these go round",
+        source=tmp_path / "run.sh",
+    )
+    groups = f"{text} --num-distributed-optimizer-instances 2"
+    assert_refused(
+        lambda: megatron(tmp_path, groups, 16, of=of),
+        "replicas",
+        "4 GPUs share the experts of a layer, and a stage has 4 replicas in 2 groups",
         source=tmp_path / "run.sh",
     )
 

@@ -145,7 +145,7 @@ def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
         "say so in each chain (context: 2)",
     )
     assert_refused(
-        lambda: megatron(tmp_path, "--expert-model-parallel-size 2"),
+        lambda: megatron(tmp_path, "--expert-model-parallel-size 2", 2),
         "variants",
         "1 GPU to the experts of a layer, and 2 by the file",
     )

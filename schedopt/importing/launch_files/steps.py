@@ -78,8 +78,25 @@ def lay_out(launch: Launch, profile: Profile, platform: Platform) -> Result:
     )
 
 
+def _check_experts(launch: Launch) -> None:
+    """Require that all replicas of a stage share the experts of its layers, or none do."""
+    expert, replicas, copies = launch.expert, launch.replicas, launch.shard_copies
+    if expert == 1 or (expert == replicas and copies == 1):
+        return
+    larger = f"let all {replicas} replicas share the experts, as far as these go round"
+    fewer = f"Import it for the GPUs of {expert} replicas, without the sums between others"
+    raise InputError(
+        f"{expert} GPUs share the experts of a layer, and a stage has {replicas} replicas"
+        f"{f' in {copies} groups' if copies > 1 else ''}: plans have none whose experts are the "
+        "same, nor add the gradients of these up",
+        field="replicas",
+        way_out=f"{fewer}; or {larger}" if expert % launch.context == 0 else larger.capitalize(),
+    )
+
+
 def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
     """Return the question whose answer the step is: how long a step of its batch must take."""
+    _check_experts(launch)
     if launch.samples not in profile.sizes:
         raise InputError(
             f"none is for micro-batches of {launch.samples} samples, as the file has them, but for "
@@ -118,13 +135,6 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             field="experts",
             way_out="Give degrees with which it runs: all replicas share the state, and have one "
             "GPU each",
-        )
-    if launch.expert > 1 and launch.expert != launch.replicas:
-        raise InputError(
-            f"{chain.sharing}, and a stage has {launch.replicas} replicas: plans have none whose "
-            "experts are the same, nor add their gradients up",
-            field="replicas",
-            way_out=f"Import it for the GPUs of {launch.expert} replicas",
         )
     count = launch.replicas * launch.microbatches
     shared = launch.shard in ("gradient", "parameter")
