@@ -25,7 +25,7 @@ from schedopt.stage import Stage
 
 Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.5
-"""Of the time, in which one of the workers proves bounds."""
+"""Of the time, in which one of the workers proves bounds; longer where the search finds nothing."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -53,7 +53,8 @@ def solve(problem: Problem, run: Run) -> None:
     if best is not None:
         known.insert(0 if contiguous is None else len(known), best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
-    with _bounds_meanwhile(problem, run) as (relaxed, prover):
+    recent = _Recent(run)
+    with _bounds_meanwhile(problem, run, recent) as (relaxed, prover):
         if not is_compiled(run):
             return
 
@@ -68,23 +69,47 @@ def solve(problem: Problem, run: Run) -> None:
         if contiguous is not None:
             for plan in search.improve(contiguous):
                 run.report(plan)
+                recent.note()
         afresh = contiguous is not None
         for plan in search.rounds(lambda _number: next(order), at_once, news, afresh=afresh):
             run.report(plan)
+            recent.note()
+
+
+class _Recent:
+    """Whether the search has found something lately, so that it needs all workers."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._limit_s = run, run.remaining()
+        self._began = self._found = run.clock.seconds()
+
+    def note(self) -> None:
+        """Note that a plan was found just now."""
+        self._found = self._run.clock.seconds()
+
+    def needs_all(self) -> bool:
+        """Whether the share of bounds is over, and the last plan came in the latter half so far.
+
+        With a limit of work the search needs none, and what proves ends after its share.
+        """
+        passed = self._run.clock.seconds() - self._began
+        if self._limit_s is None or passed < SHARE_OF_BOUNDS * self._limit_s:
+            return False
+        return self._run.work_limit is not None or 2 * (self._found - self._began) > passed
 
 
 @contextmanager
 def _bounds_meanwhile(
-    problem: Problem, run: Run
+    problem: Problem, run: Run, recent: _Recent
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
     Those of patterns with k = 1, which are quick and often much higher, take turns with those of as
     long patterns as the run is asked for. A search that ends by its work waits for the thread, one
-    that has its proof does not.
+    that has its proof does not. They end when the search needs all workers.
     """
     allocations: deque[Allocation] = deque()
-    fork = run.fork(workers=1, share=SHARE_OF_BOUNDS)
+    fork = run.fork(workers=1, share=1.0)
     failures: list[Exception] = []
     lengths = dict.fromkeys((1, run.scope.max_k))
     problems = [replace(problem, scope=replace(problem.scope, max_k=k)) for k in lengths]
@@ -94,6 +119,8 @@ def _bounds_meanwhile(
             turns = zip_longest(*(relaxed_allocations(each, fork) for each in problems))
             for found in chain.from_iterable(turns):
                 allocations.extend([found] if found else [])
+                if recent.needs_all():
+                    return
         except Exception as failure:
             failures.append(failure)
 

@@ -117,9 +117,9 @@ def one_by_one(problem: Problem) -> Problem:
 class _Search:
     """The bisection, with little time for each period at first, and then again with more.
 
-    After a question without an answer a longer period is asked for, if there is no allocation to
-    start from, until `MOST_LOST` of these have none either. Then shorter ones, until there is more
-    time for all that were not answered: see `COARSE`.
+    After a first question without an answer a longer period is asked for, if there is no allocation
+    to start from, until `MOST_LOST` of these have none either. Then shorter ones, until there is
+    more time for all that were not answered: see `COARSE`.
 
     Attributes
     ----------
@@ -215,7 +215,8 @@ class _Search:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.is_open = True
             self.lost += period > self.high
-            self.seeking, self.high = not found, min(self.high, period)
+            self.seeking = not found and self.patience_s == FIRST_LIMIT_S
+            self.high = min(self.high, period)
             return found
         self.fits = min(self.fits, period)
         self.high = min(self.high, period)

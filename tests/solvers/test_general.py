@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle
@@ -34,6 +35,7 @@ from schedopt.solving.local_search.state import (
 from schedopt.solving.local_search.tables import make_tables
 from tests.bounds.every_plan import has_plan
 from tests.budgets import trials
+from tests.layers import layer
 from tests.optima import load
 from tests.solvers.asking import plan_of
 from tests.solvers.brute_force import every_allocation
@@ -238,6 +240,47 @@ def test_compiling_is_not_waited_for_where_all_is_proven(monkeypatch: pytest.Mon
     assert not search_module.is_compiled(run)
     compiling.set()
     assert search_module.is_compiled(Run(problem))
+
+
+def test_bounds_go_on_where_the_search_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 99), scope=GENERAL)
+    timed, counted, endless = (
+        general._Recent(Run(problem, time_limit=seconds, work_limit=work))
+        for seconds, work in ((40, None), (40, 9), (None, None))
+    )
+    now = 9.0
+    timed.note()
+    now = 19.0
+    assert not any(one.needs_all() for one in (timed, counted, endless))
+    # Half of the time is over. What was found after 9 s was long ago, what after 19 s was not.
+    now = 20.0
+    assert [one.needs_all() for one in (timed, counted, endless)] == [False, True, False]
+    now = 19.0
+    timed.note()
+    now = 37.0
+    assert timed.needs_all()
+    now = 38.0
+    assert not timed.needs_all()
+
+
+def test_bounds_end_when_the_search_needs_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def endless(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
+        while not run.stopped():
+            asked.append(problem)
+            yield ()
+
+    monkeypatch.setattr(general, "relaxed_allocations", endless)
+    monkeypatch.setattr(general._Recent, "needs_all", lambda self: len(asked) == 3)
+    # 22 ns on two GPUs, of which the longest takes 12: bounds without a search do not say so.
+    layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
+    chain, platform = Chain(layers=layers), Platform(2, 0)
+    result = solve(chain, platform, scope=GENERAL, solver="general", work_limit=200)
+    assert result.status == "feasible"
+    assert len(asked) == 3
 
 
 def test_the_bound_beside_holds_for_all_that_is_asked() -> None:
