@@ -26,17 +26,21 @@ class Descent:
         self.candidates, self.step = candidates, candidates.step
         self._generator = Random(candidates.run.seed)
         self._tried: set[Filled] = set()
+        self._next: tuple[Candidate, Candidate] | None = None
         self._options_near: dict[tuple[int, ...], list[Option]] = {}
 
     def improve(self, most_idle: int = MOST_IDLE) -> Iterator[Candidate]:
         """Change the best candidate a little while that helps; yield each best one so far.
 
         Where nothing helps, a few changes of one of the best at once make a start that is worse,
-        and may end better. After so many that do not it ends.
+        and may end better. After so many that do not it ends, and goes on from there the next time
+        unless others found a better one.
         """
         if not self.candidates.best:
             return
         start, idle = self.candidates.best[0], 0
+        if self._next is not None and self._next[0] == start:
+            start = self._next[1]
         while idle < most_idle and not self.candidates.is_over():
             best = self.candidates.best[0]
             self._descend_from(start)
@@ -44,6 +48,7 @@ class Descent:
             if not idle:
                 yield self.candidates.best[0]
             start = self._shake(self._generator.choice(self.candidates.best))
+            self._next = self.candidates.best[0], start
 
     def _descend_from(self, candidate: Candidate) -> None:
         """Take the first change that shortens the step, again and again."""

@@ -208,12 +208,31 @@ class StepSearch:
             return
         if self._enough is not None:
             self.run.clock.end_early(self._enough)
-        alike = self._promising()
-        # Once more, if that may have found other stages to start from.
-        for part in (self._descent, *alike, *([self._descent] if alike else [])):
-            for _ in self._descend(part):
-                yield from self._tell()
+        for _ in self._descend_in_turns([self._descent, *self._promising()]):
+            yield from self._tell()
         self.is_through = not self.candidates.is_over()
+
+    def _descend_in_turns(self, parts: Sequence[Descent]) -> Iterator[None]:
+        """Change the best stages of each kind, a few starts at a time.
+
+        A kind is through after `MOST_IDLE` starts in a row that end no better, and goes on where
+        others find better ones of it. Where there are others, stages of all kinds are after twice
+        as many.
+        """
+        alike = len(parts) > 1
+        idle, known = dict.fromkeys(parts, 0), dict[Descent, list[Candidate]]()
+        going = True
+        while going and not self.candidates.is_over():
+            going = False
+            for part in parts:
+                best = part.candidates.best[:1]
+                before = idle[part] if best == known.get(part) else 0
+                if before >= MOST_IDLE * (2 if alike and part is self._descent else 1):
+                    continue
+                going = True
+                yield from self._descend(part, FIRST_IDLE)
+                known[part] = part.candidates.best[:1]
+                idle[part] = FIRST_IDLE + (before if best == known[part] else 0)
 
     def _tell(self) -> Iterator[Candidate]:
         """Yield the best one, if it is new."""
@@ -272,7 +291,7 @@ class StepSearch:
     def _best_ns(self) -> int:
         return self.candidates.best[0].makespan_ns if self.candidates.best else NEVER
 
-    def _descend(self, part: Descent, most_idle: int = MOST_IDLE) -> Iterator[None]:
+    def _descend(self, part: Descent, most_idle: int) -> Iterator[None]:
         """Change the best stages of a kind."""
         for candidate in part.improve(most_idle):
             self.candidates.keep(candidate)
@@ -302,7 +321,7 @@ class StepSearch:
         known = candidates is not self.candidates and bool(self.candidates.best)
         if known and not is_possible(candidates.step, self._best_ns() - 1):
             return
-        period = self._least_period(rows, fold)
+        period = self._least_period(rows, fold, candidates)
         if period is None:
             return
         for stretch in STRETCHES:
@@ -316,11 +335,14 @@ class StepSearch:
                 if self.candidates.is_over():
                     return
 
-    def _least_period(self, options: Array, fold: int) -> int | None:
-        """Return about the least period at which there are stages; None if there are none."""
+    def _least_period(self, options: Array, fold: int, candidates: Candidates) -> int | None:
+        """Return about the least period at which there are stages; None if there are none.
+
+        Those are left out that are far longer than the best candidate of their kind.
+        """
 
         def possible(period: int) -> bool:
-            limit = _limit(self.candidates)
+            limit = _limit(candidates)
             return bool(
                 label_stages(self.step, options, period, fold, STEADY, limit).counts[0].any()
             )
