@@ -20,6 +20,16 @@ backward, and later all but one of those that are added up.
 **Replicas.** R of them have at most R D ns for the m micro-batches of a layer: R >= m w / D.
 
 This holds for any H. Those layers are tried behind which no less than some time comes.
+
+**All that comes before.** Now let a layer have R replicas, in groups of T GPUs at most. All work on
+a micro-batch but the backwards of earlier layers comes before its backward there ends, and so by
+D - s. All GPUs have that long for it, and the replicas for that layer. Nor may all of them begin at
+once with what is no forward of an earlier layer: let a be the time of these, and f and b those of
+the layer. By a + k f each replica is through with k forwards at most. So there are R k
+micro-batches that GPUs may work on, one group each, and R replicas: R T (k + 1) GPUs have work. It
+is the same with backwards in the end: k b before D - s, no more than R k micro-batches are still to
+have theirs. In between all GPUs may work. What is recomputed counts as no work. If for each R one
+of these takes longer, no step takes D.
 """
 
 from __future__ import annotations
@@ -29,7 +39,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.scopes import make_bound, widest
@@ -44,6 +54,8 @@ CLOSE: Final = 1 << 16
 """The step is found up to this part of itself."""
 MOST_TRIED: Final = 8
 """Sets H, the largest."""
+FIRST_LAYERS: Final = 16
+"""Of which it is looked at what comes before."""
 
 
 def gradient_step_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Bound | None:
@@ -80,6 +92,43 @@ def gradient_step_bound(problem: Problem, stopped: Callable[[], bool] = never_st
     return make_bound(Fraction(low + 1, count), wide, PROOF)
 
 
+class Ramp(NamedTuple):
+    """What there is before a layer, and behind it, ns.
+
+    Parameters
+    ----------
+    early, late : int
+        What all forwards of earlier layers take of a micro-batch on all GPUs together, and all but
+        these and their backwards.
+    ahead : int
+        How long the way to the layer takes, a.
+    forward, backward : int
+        Of the layer, f and b.
+    behind : tuple of (int, int)
+        R, and s.
+    """
+
+    early: int
+    late: int
+    ahead: int
+    forward: int
+    backward: int
+    behind: tuple[tuple[int, int], ...]
+
+
+def _filled(limit: int, gpus: int, more: int, each: int) -> int:
+    """Return what GPUs do within a time at most, ns of one GPU.
+
+    After k times `each` ns k + 1 times `more` of them have work.
+    """
+    if limit <= 0 or not each:
+        return gpus * max(0, limit)
+    whole, rest = divmod(limit, each)
+    growing = min(whole, gpus // more)
+    part = more * growing * (growing + 1) // 2 + gpus * (whole - growing)
+    return each * part + rest * min(gpus, more * (whole + 1))
+
+
 class _Step:
     """Whether a step of m micro-batches may take so long, ns.
 
@@ -91,10 +140,13 @@ class _Step:
         w of each layer, for each t.
     behind : list of tuple of list of int
         s of each layer, for each t, with 1, 2, ... replicas or more.
+    ramps : list of Ramp
+        Of the first layers.
     """
 
     def __init__(self, problem: Problem, count: int) -> None:
         self.problem, self.count, self.degrees = problem, count, problem.degrees
+        self.counts = sorted({*problem.replica_counts, *problem.uneven_counts})
         self.gpus = len(problem.platform.gpus)
         gpu, network = problem.platform.gpus[0], problem.platform.network
         self.node = self.gpus if network is None else max(node.gpus for node in network.nodes)
@@ -105,6 +157,7 @@ class _Step:
             tuple(gpu.duration_ns(one.forward_ns) + gpu.duration_ns(one.backward_ns) for one in row)
             for row in rows
         ]
+        self.ramps = [self._ramp(rows, number) for number in range(len(rows[:FIRST_LAYERS]))]
         known: dict[tuple[int, int, int, int], list[int]] = {}
         self.behind = [
             tuple(self._behind(known, t, one) for t, one in zip(self.degrees, row, strict=True))
@@ -122,6 +175,60 @@ class _Step:
         return any(
             self._are_too_long([n for n, one in enumerate(longest) if one <= value], left)
             for value in sorted({*longest})[-MOST_TRIED:]
+        ) or any(
+            all(self._is_too_early(ramp, makespan, *row) for row in ramp.behind)
+            for ramp in self.ramps
+        )
+
+    def _is_too_early(self, ramp: Ramp, makespan: int, replicas: int, behind: int) -> bool:
+        """Whether all that comes before the gradients of a layer takes longer than is left, ns."""
+        until = makespan - behind
+        window, turn = until - ramp.ahead, ramp.forward + ramp.backward
+        if self.count * (ramp.early + ramp.late) > self.gpus * until:
+            return True
+        if self.count * turn > replicas * until:
+            return True
+        begin = window * ramp.forward // turn if turn else window
+        most = replicas * max(self.degrees)
+        capacity = _filled(begin, self.gpus, most, ramp.forward) + _filled(
+            window - begin, self.gpus, most, ramp.backward
+        )
+        return self.count * ramp.late > capacity
+
+    def _ramp(self, rows: Sequence[Sequence[Layer]], number: int) -> Ramp:
+        """Return what there is before and behind a layer."""
+        times = [
+            [(self.duration_ns(one.forward_ns), self.duration_ns(one.backward_ns)) for one in row]
+            for row in rows
+        ]
+
+        def shared(row: Sequence[tuple[int, ...]]) -> int:
+            return min(t * sum(own) for t, own in zip(self.degrees, row, strict=True))
+
+        before, own = times[:number], times[number]
+        return Ramp(
+            early=sum(shared([one[:1] for one in row]) for row in before),
+            late=sum(map(shared, times[number:])),
+            ahead=sum(min(row)[0] for row in before),
+            forward=min(own)[0],
+            backward=min(back for _, back in own),
+            behind=tuple(
+                (replicas, min(found))
+                for replicas in self.counts
+                if (
+                    found := [
+                        self._around(
+                            t,
+                            replicas,
+                            self.duration_ns(one.update_ns or 0),
+                            one.gradient_bytes or 0,
+                            one.parameter_bytes or 0,
+                        )
+                        for t, one in zip(self.degrees, rows[number], strict=True)
+                        if replicas * t <= self.gpus
+                    ]
+                )
+            ),
         )
 
     def _left(self, makespan: int, work: int, times: Sequence[int]) -> int:

@@ -48,8 +48,9 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
     ),
     ProofKind.STEP_OF_GRADIENTS: (
         "All GPUs together do the work of all micro-batches. Behind its last backward each one "
-        "waits while replicas add their gradients up, and new weights come. However the layers "
-        "lie, there must be time for both."
+        "waits while replicas add their gradients up, and new weights come; and the fewer have one "
+        "of the first layers, the later the others begin, and the sooner they end. However the "
+        "layers lie, there must be time for all of this."
     ),
     ProofKind.STEP_OF_STAGES: _STEP,
     ProofKind.STEP_OF_RESOURCE: _STEP,

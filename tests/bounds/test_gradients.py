@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations, product
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ortools.sat.python import cp_model
 
 from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Problem, Stage, check
 from schedopt.bounds import gradient_step_bound, load_bound
@@ -78,19 +82,19 @@ def test_two_replicas_add_up_update_and_send() -> None:
 
 
 def test_more_replicas_than_a_node_holds_take_the_links_between() -> None:
-    # Four GPUs need 90 ns for 12 micro-batches. Below 180 ns there are three replicas at least, of
-    # which two fit into a node: then one chunk of 13 or 10 bytes crosses, and all but one go back.
+    # Two GPUs of a node take 180 ns for 12 micro-batches, and 20 ns twice. Three take 120 ns; then
+    # one chunk of 13 bytes crosses in 65 ns, and two of them later. Four take 90 + 2 x 50 + 3 x 50.
     chain = Chain(layers=(stateful(10, 20, 40),))
-    assert bound_ns(step(chain, nodes(2, 2), 12)) == 360 // 2
-    # In one node three of them take 2 x 13 ns twice.
-    assert bound_ns(step(chain, nodes(1, 4), 12)) == 90 + 4 * 13
+    assert bound_ns(step(chain, nodes(2, 2), 12)) == min(180 + 40, 120 + 3 * 65, 90 + 5 * 50)
+    # In one node four of them take 3 x 10 ns twice.
+    assert bound_ns(step(chain, nodes(1, 4), 12)) == 90 + 6 * 10
 
 
 def test_layers_of_little_work_are_left_out() -> None:
-    # A layer of no parameters is free to come last, and takes next to no time.
+    # Backwards of a layer of no parameters are free to come last; its forwards take 2 ns a GPU.
     chain = Chain(layers=(stateful(1, 1, 0), stateful(10, 20, 40)))
     platform = Platform(2, 10**6, bandwidth=10**9, duplex="full")
-    assert bound_ns(step(chain, platform, 4)) == 60 + 40
+    assert bound_ns(step(chain, platform, 4)) == 2 + 60 + 40
     # That is no longer so if it is all the work.
     chain = Chain(layers=(stateful(100, 200, 0), stateful(1, 2, 40)))
     assert bound_ns(step(chain, platform, 4)) is None
@@ -208,8 +212,93 @@ def test_no_step_is_shorter() -> None:
     assert max(near) == 1
 
 
+def test_gpus_without_a_first_layer_begin_later_and_end_sooner() -> None:
+    # Layer 0 is on one GPU: more would send for 2 x 60 ns at least. After 1, 2 and 3 ns one GPU
+    # more has something to do, and 2, 4 and 6 ns before the end one less: 6 and 12 ns of the four
+    # are idle beside 4 x 33 of work.
+    chain = Chain(layers=(stateful(1, 2, 120), stateful(10, 20, 0)))
+    platform = Platform(4, 10**6, bandwidth=10**9, duplex="full")
+    assert bound_ns(step(chain, platform, 4)) == -(-(4 * 33 + 6 + 12) // 4)
+    # Gradients of 4 bytes are better added up by two GPUs, in 4 ns: then it is 2 x 3 ns that two of
+    # them are idle; or by all of them, in 6 ns, with none idle.
+    light = Chain(layers=(stateful(1, 2, 4), stateful(10, 20, 0)))
+    assert bound_ns(step(light, platform, 4)) == min(38, -(-(4 * 33 + 2 * 3) // 4) + 4, 33 + 6)
+
+
+def test_all_but_the_backwards_of_earlier_layers_comes_before_gradients() -> None:
+    # Layer 1 needs two GPUs below 360 ns, which then send for 80. Before that both do forwards, and
+    # backwards of layer 1; those of layer 0 may come meanwhile.
+    chain = Chain(layers=(stateful(10, 20, 0), stateful(30, 60, 80)))
+    platform = Platform(2, 10**6, bandwidth=10**9, duplex="full")
+    assert bound_ns(step(chain, platform, 4)) == 4 * (10 + 30 + 60) // 2 + 80
+    stages = [Stage(layers=(n, n), gpus=(0, 1)) for n in range(2)]
+    turns: list[Turn] = [("F", 0, i) for i in range(4)] + [("F", 1, i) for i in range(4)]
+    turns += [("B", 1, i) for i in range(4)] + [("B", 0, i) for i in range(4)]
+    config = SystemConfig(chain=chain, platform=platform, microbatches=4)
+    plan = flush_step(config, stages, turns)
+    assert not check(plan)
+    # Behind the others come transfers of no bytes, which the step must still hold.
+    assert plan.pattern.period_total_ns == 280 + 1
+
+
 def test_work_that_takes_no_time() -> None:
     # On one GPU it is updated in 6 ns, and on two in 20 + 3 + 20.
     chain = Chain(layers=(stateful(0, 0, 40, update=6),))
     platform = Platform(2, 10**6, bandwidth=10**9, duplex="full")
     assert bound_ns(step(chain, platform, 4)) == 6
+
+
+def is_possible(
+    chain: Chain, allocation: Sequence[Sequence[int]], count: int, makespan: int
+) -> bool:
+    """Whether layers on some GPUs take so long with free transfers, and rings behind them, ns."""
+    model = cp_model.CpModel()
+    own: dict[int, list[cp_model.IntervalVar]] = defaultdict(list)
+    layers = [*range(len(chain.layers))]
+    for i in range(count):
+        before: cp_model.LinearExprT = 0
+        for kind, number in [("F", n) for n in layers] + [("B", n) for n in reversed(layers)]:
+            one, gpus = chain.layers[number], allocation[number]
+            start = model.new_int_var(0, makespan, "")
+            length = one.forward_ns if kind == "F" else one.backward_ns
+            end = start + length
+            model.add(start >= before)
+            own[gpus[i % len(gpus)]].append(model.new_fixed_size_interval_var(start, length, ""))
+            around = 2 * (len(gpus) - 1) * ((one.gradient_bytes or 0) // len(gpus))
+            model.add(end + around * (kind == "B") <= makespan)
+            before = end
+    for intervals in own.values():
+        model.add_no_overlap(intervals)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = 5
+    return solver.solve(model) != cp_model.INFEASIBLE
+
+
+def test_no_order_of_any_allocation_is_shorter() -> None:
+    higher = []
+
+    @trials(2000, by_day=30)
+    @given(st.integers(min_value=0, max_value=2**32))
+    def look(seed: int) -> None:
+        rng = Random(seed)
+        gpus, count = rng.choice([2, 3, 4]), rng.choice([2, 3, 4])
+        layers = [
+            stateful(rng.randint(0, 4), rng.randint(0, 6), rng.choice([0, 12, 24, 48]))
+            for _ in range(rng.choice([2, 2, 3]))
+        ]
+        chain = Chain(layers=tuple(layers))
+        problem = step(chain, Platform(gpus, 10**6, bandwidth=10**9, duplex="full"), count)
+        bound = bound_ns(problem)
+        if bound is None:
+            return
+        higher.append(bound)
+        groups = [group for n in problem.replica_counts for group in combinations(range(gpus), n)]
+        for allocation in product(groups, repeat=len(layers)):
+            # GPUs are alike: the first ones are taken first.
+            taken = [*dict.fromkeys(gpu for group in allocation for gpu in group)]
+            if taken == sorted(taken) and taken[-1] == len(taken) - 1:
+                assert not is_possible(chain, allocation, count, bound - 1)
+
+    look()
+    assert higher
