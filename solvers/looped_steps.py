@@ -41,7 +41,7 @@ NEAR: Final = 1.03
 """Over the best loop, up to which one is looked at in other ways, too."""
 MOST_VARIED: Final = 6
 """Loops that are looked at in all ways."""
-LOOPS: Final = (1, 2, 4)
+LOOPS: Final = (1, 2, 4, 8)
 """Stages of a rank, beside the most that it can have."""
 MOST_OPERATIONS: Final = 60_000
 """That are laid out, those of a part or of all."""
@@ -114,7 +114,8 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
     count, gpus, body = scope.microbatches or 1, len(platform.gpus), len(chain.layers) - 1
     if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied or chain.expert > 1:
         return
-    most, cuts = float(MOST_OPERATIONS), Cuts(problem)
+    cuts, behind = Cuts(problem), len(chain.layers) - _longest_layer(problem)
+    most = float(MOST_OPERATIONS)
     if seconds is not None:
         most = min(most, (1 - SHARE) * seconds / OPERATION_S)
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
@@ -136,15 +137,22 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
                 continue
             # The first layer may take next to no time.
             left = {body % ranks, (body - 1) % ranks} if not alone else {(body - 1) % ranks}
-            for rest in sorted({0, *left}):
-                if alone + ranks * loops > body - rest:
+            ends = {(0, 1), (0, behind)}
+            ends |= {(rest, 1) if gcd(rest, ranks) > 1 else (0, 1 + rest) for rest in left}
+            for spread, shared in sorted(ends):
+                if alone + ranks * loops > body + 1 - spread - shared:
                     continue
-                behind, shared = (rest, 1) if gcd(rest, ranks) > 1 else (0, 1 + rest)
                 loop = Loop(
-                    problem, cuts, ranks, tensor, loops, alone, behind, shared, fold, inside
+                    problem, cuts, ranks, tensor, loops, alone, spread, shared, fold, inside
                 )
                 if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:
                     yield loop
+
+
+def _longest_layer(problem: Problem) -> int:
+    """Return the layer that takes longest, the last of these."""
+    layers = problem.chain.layers
+    return max(range(len(layers)), key=lambda n: (layers[n].forward_ns + layers[n].backward_ns, n))
 
 
 @dataclass

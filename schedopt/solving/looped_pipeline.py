@@ -165,10 +165,10 @@ class Loop:
         Less a few tensors that come to it before they are read.
         """
         layers = self.problem.in_group(self.tensor).layers
-        largest = max(layer.activation_bytes for layer in layers)
+        sent = max(layers[one.last].activation_bytes for one in self.stages[:-1])
         workspace = max(layer.workspace_bytes or 0 for layer in layers)
         usable = self.problem.platform.gpus[0].usable_bytes
-        waiting = 2 * (self.alone + self.loops + (self.left > 0)) * largest
+        waiting = 2 * (self.alone + self.loops + (self.left > 0)) * sent
         room = [usable - workspace - waiting] * self.ranks
         for number, stage in enumerate(self.stages):
             own = [layers[n] for n in stage.layer_range]
@@ -286,5 +286,6 @@ class Rounds:
             self.left -= begun
             self.begin += begun * self.each_ns
             start = max(start, self.begin)
-        self.begin = max(self.begin, start + trip)
+        if self.left:
+            self.begin = max(self.begin, start + trip)
         return start
