@@ -96,14 +96,15 @@ def link_inside(gpu: str) -> Link:
 
 
 def names_preset(text: str) -> bool:
-    """Whether a text has the form of a preset: NAME:NODES or NAME:NODESxGPUS.
+    """Whether a text has the form of a preset, NAME:NODES or NAME:NODESxGPUS, or begins as one.
 
     Examples
     --------
-    >>> names_preset("l4:4x8"), names_preset("cluster.json")
-    (True, False)
+    >>> names_preset("l4:4x8"), names_preset("l4:four"), names_preset("cluster.json")
+    (True, True, False)
     """
-    return FORM.fullmatch(text) is not None
+    name, colon, _ = text.partition(":")
+    return FORM.fullmatch(text) is not None or (bool(colon) and name in PRESETS)
 
 
 def make_preset(text: str) -> Platform:

@@ -128,6 +128,7 @@ def test_a_file_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("text", "field", "rule", "way_out"),
     [
+        ("l4:9x9x9", "", "there is no preset 'l4:9x9x9'", "such as dgx-h100:8 or l4:4x8"),
         ("dgx-z9:2", "", "there is no preset 'dgx-z9'", "Give one of dgx-a100, dgx-h100"),
         ("dgx-a100", "", "does not say how many nodes", "Write dgx-a100:1 for one, dgx-a100:4x8"),
         ("l4:0", "nodes", "0 is out of range", "1 to 511"),
