@@ -44,11 +44,13 @@ def predict_all(tables: Tables) -> Iterator[Prediction | Unpredicted]:
             continue
 
         def step(number: int = number, plan: MistPlan = plan) -> Predicted:
-            if plan.on_one_node:
-                return Predicted(step_ns(number, 0.0))
-            share = _fit_share(mist, number, step_ns)
-            name = f"longer for each other GPU at a network card, {plan.name}"
-            return Predicted(step_ns(number, share), {name: share})
+            kind = plan.line["set"]
+            constants = {f"ns of the optimizer for a MiB of weights, {kind}": mist.update_ns[kind]}
+            share = 0.0
+            if not plan.on_one_node:
+                share = _fit_share(mist, number, step_ns)
+                constants[f"longer for each other GPU at a network card, {plan.name}"] = share
+            return Predicted(step_ns(number, share), constants)
 
         where = "one node" if plan.on_one_node else "several nodes"
         yield Prediction(

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 FARTHEST: Final = 50.0
 """Errors beyond, percent, are drawn there."""
 TITLES: Final = {
-    "time": ("Times: steps and passes", "s", 1e9),
-    "bytes": ("Memory", "GB", 1e9),
+    "time": ("Times, of tests with a mark", "s", 1e9),
+    "bytes": ("Memory, of tests with a mark", "GB", 1e9),
 }
 
 
 def draw_errors(rows: Sequence[Record], tests: Mapping[tuple[str, str], Any]) -> Figure:
-    """Draw predicted against measured times and memory, and the errors of each test."""
+    """Draw predicted against measured times and memory, and the errors of each test.
+
+    Tests without a mark, which say where others err, have their errors alone.
+    """
     from matplotlib.figure import Figure
 
     judged = [row for row in rows if not row["doubt"]]
@@ -31,12 +34,13 @@ def draw_errors(rows: Sequence[Record], tests: Mapping[tuple[str, str], Any]) ->
     shown = [test for test in tests if any(_is_of(row, test) for row in judged)]
     figure = Figure(figsize=(12, max(6.0, 1.5 + 0.24 * len(shown))), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(1, 1.35))
+    marked = [row for row in judged if tests[row["package"], row["test"]].mark]
     for place, (unit, words) in enumerate(TITLES.items()):
         axes = figure.add_subplot(grid[place, 0])
         for package in packages:
             found = [
                 row
-                for row in judged
+                for row in marked
                 if row["package"] == package and tests[package, row["test"]].unit == unit
             ]
             if found:
@@ -95,7 +99,7 @@ def _draw_strip(
             axes.plot(ends, [place] * len(ends), "|", color=DARK, markersize=8)
     axes.axvline(0, color=DARK, linewidth=0.8)
     axes.set_yticks(range(len(shown)), [f"{package} {name}" for package, name in shown], size=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xscale("symlog", linthresh=2)
     ticks = (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50)
     axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], size=8)

@@ -1,4 +1,9 @@
-"""Steps on up to 512 A100, as the repository of vTrain has them (Bang et al. 2024)."""
+"""Steps on up to 512 A100, as the repository of vTrain has them (Bang et al. 2024).
+
+Messages between stages are left out. At the rate of the card, divided by the tensor group, they
+change the largest error by half a point (25.1 to 24.7 %) and the mean by a tenth (5.75 to 5.82 %):
+rows scatter by more, and not with the number of stages.
+"""
 
 from __future__ import annotations
 
