@@ -99,7 +99,7 @@ def _draw_strip(
             axes.plot(ends, [place] * len(ends), "|", color=DARK, markersize=8)
     axes.axvline(0, color=DARK, linewidth=0.8)
     axes.set_yticks(range(len(shown)), [f"{package} {name}" for package, name in shown], size=8)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
     axes.set_xscale("symlog", linthresh=2)
     ticks = (-50, -20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 50)
     axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], size=8)
