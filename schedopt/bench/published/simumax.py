@@ -72,6 +72,8 @@ def _of_stages(line: Line, models: Mapping[str, Model]) -> Iterator[Prediction |
         why = f"peak: {error}"
     if not ranks:
         why = "peak: not measured"
+    elif {*map(int, ranks)} != {*range(len(ranks))}:
+        why = "peak: not of all ranks, so that their stages are not known"
     elif line["layers"] % stages or len(ranks) % stages:
         why = f"peak: {line['layers']} layers and {len(ranks)} ranks do not make {stages} stages"
     if why:

@@ -379,7 +379,13 @@ SUITE: Final = Suite(
             "row predicted=fitted measured=own ratio",
             _layer_rows,
         ),
-        Table("Constants that were fitted", "", "package test constant value", _constant_rows),
+        Table(
+            "Constants that were fitted",
+            "On other rows than the judged one. What the optimizer takes is the median over all "
+            "ranks of a set of GPUs.",
+            "package test constant value",
+            _constant_rows,
+        ),
         Table(
             "Rows",
             "The worst first.",

@@ -31,7 +31,7 @@ from schedopt.errors import InputError
         ("gpu_tp", [["L4", 2]], [["L4", 0]], "rows[1].gpu_tp[0][1]: 0 is no whole number from 1"),
         ("gpu_tp", [["L4", 2]], [[]], "rows[1].gpu_tp[0]: [] is no GPU and tensor degree"),
         ("gpu_tp", [[["L4", 2]]], [[["L4", 2], [2]]], "rows[1].gpu_tp[0][1]: [2] is no GPU and"),
-        ("allocated_by_rank_bytes", {"0": 5}, {"0": 5, "b": 6}, "has 0, b: not 2 ranks"),
+        ("allocated_by_rank_bytes", {"0": 5}, {"0": 5, "b": 6}, "'b' is no rank"),
         ("allocated_by_rank_bytes", {"0": 5}, {"0": "5"}, "'5' is no time"),
     ],
 )

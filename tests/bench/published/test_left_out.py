@@ -103,6 +103,19 @@ def test_steps_that_do_not_grow_with_their_micro_batches(tmp_path: Path) -> None
     assert "took no longer" in why["llama3_70b_l12_tp1_pp2_dp4_mbc32_cef"]
 
 
+def test_peaks_of_some_ranks_are_of_no_stage(tmp_path: Path) -> None:
+    documents = tables_of("simumax")
+    lost = "llama3_70b_l12_tp1_pp2_dp4_mbc4_cef"
+
+    def of_some(line: dict[str, Any]) -> dict[str, Any]:
+        of_all = line["allocated_by_rank_bytes"]
+        some = {rank: size for rank, size in of_all.items() if rank != "3"}
+        return {**line, "allocated_by_rank_bytes": some} if line["case"] == lost else line
+
+    change(documents["simumax/b200"], of_some)
+    assert "not of all ranks" in reasons(cases_of(documents, tmp_path))[lost]
+
+
 def test_peaks_that_others_are_predicted_from(tmp_path: Path) -> None:
     documents = tables_of("vocabulary")
 

@@ -91,12 +91,16 @@ def test_the_links_of_the_profile_do_not_count(tmp_path: Path) -> None:
 
 def test_without_another_plan_nothing_is_fitted(tmp_path: Path) -> None:
     tables = Tables(write(flat(), tmp_path))
-    steps = [
+    (step,) = [
         each.predict()
         for each in predict_all(tables)
         if isinstance(each, Prediction) and each.test == "b several nodes"
     ]
-    assert [[*step.constants.values()] for step in steps] == [[0.0]]
+    # The other constant is what the optimizer takes.
+    optimizer, share = step.constants.items()
+    assert optimizer[0].startswith("ns of the optimizer for a MiB of weights")
+    assert optimizer[1] == Mist(tables).update_ns[optimizer[0].rpartition(", ")[2]]
+    assert share[1] == 0.0
 
 
 def test_links_that_were_not_measured_do_not_count(tmp_path: Path) -> None:
