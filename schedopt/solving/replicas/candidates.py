@@ -163,6 +163,8 @@ class Candidates:
             return None
         found: Candidate | None = None
         limit = self._worth() if longest is None else longest
+        if self._least_ns(stages, cost) > limit:
+            return None
         parts = self.step.count_parts(stages)
         for recompute, depth in self._fillings(stages, cost, needed, deeper):
             self._load(stages, cost, recompute, depth, parts)
@@ -176,6 +178,21 @@ class Candidates:
                     if keeps:
                         self.keep(found)
         return found
+
+    def _least_ns(self, stages: Sequence[StageChoice], cost: Array) -> int:
+        """Return a bound on the step of stages, ns, whatever they recompute and how deep they are.
+
+        A replica that runs most micro-batches waits for the first of them, and what follows the
+        last: the collectives, and the backwards of the stages in front.
+        """
+        ahead = behind = least = 0
+        for stage, (forward, backward, trip, sync) in zip(stages, cost[:4].T.tolist(), strict=True):
+            behind = max(behind, sync)
+            own = -(-self.step.count // stage.replicas)
+            least = max(least, ahead + own * (forward + backward) + behind)
+            ahead += forward + trip
+            behind += backward + trip
+        return least
 
     def lighten(self, candidate: Candidate) -> Candidate:
         """Return stages that send less for what they share, in about the same time.

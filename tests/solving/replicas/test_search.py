@@ -14,6 +14,7 @@ from schedopt.families import random_chain
 from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solving.replicas import search as step_search
 from schedopt.solving.replicas.arrays import NEVER
+from schedopt.solving.replicas.candidates import Candidates
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.run import Run
@@ -51,6 +52,17 @@ def test_a_search_ends_at_what_is_enough(problem: Problem) -> None:
     search = StepSearch(step, Run(problem), enough_ns=enough)
     list(search.improve())
     assert search.is_through == (search.candidates.best[0].makespan_ns > enough)
+
+
+@trials(200)
+@given(training_steps(most=4))
+def test_what_is_too_long_by_a_bound_would_not_have_been_kept(problem: Problem) -> None:
+    if not holds(step_data(problem)):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Candidates, "_least_ns", lambda *_: 0)
+        every = searched(problem).best
+    assert searched(problem).best == every
 
 
 @trials(300)
