@@ -184,11 +184,13 @@ class EngineAnswers:
         """Wait while a shorter step than one of so many ns may be laid out beside.
 
         Laying out that one, too, would take the time of the other, and most often be in vain. Twice
-        the seconds that it needs are left, and without a limit of time there is no need to wait.
+        the seconds that it needs are left, unless that one will be the first of all; and without a
+        limit of time there is no need to wait.
         """
         while not self.is_late(least) and not self._is_over():
             left, beside = self.run.remaining(), self.run.hopes.beside()
-            if beside is None or beside >= least or left is None or left <= 2 * needed_s:
+            kept_s = 0.0 if self.limit is None else 2 * needed_s
+            if beside is None or beside >= least or left is None or left <= kept_s:
                 return
             sleep(POLL_S)
 

@@ -120,22 +120,26 @@ def test_at_the_end_a_step_waits_for_a_shorter_one_beside_as_long_as_there_is_ti
     assert max(seconds) < 1.1
 
 
+@pytest.mark.parametrize(("known_ns", "kept_s"), [(None, 0), (STEP_NS + 1, 4)])
 def test_a_step_is_laid_out_while_a_shorter_one_beside_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, known_ns: int | None, kept_s: float
 ) -> None:
+    """Where another one is known, twice the two seconds are kept that it takes."""
     now = [0.0]
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(engine_answers, "sleep", pass_time)
+    monkeypatch.setattr(EngineAnswers, "_seconds", lambda self, grid: 2.0)
     known: dict[Hashable, int] = {"other": STEP_NS - 1}
     run = Run(PROBLEM, hopes=Hopes(known, "own"))
     run.clock = Clock(9.0, now=lambda: now[0])
+    run.cutoff = lambda: known_ns
     answers = EngineAnswers(PROBLEM, run)
     answers.offer(CUTS, BALANCED)
     answers.lay_out_pending()
-    assert 8 < now[0] < 9
+    assert now[0] == pytest.approx(9.0 - kept_s, abs=0.1)
     assert run.best() is not None
 
 
