@@ -39,6 +39,10 @@ PRICE: Final = 2.0
 _COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
 """GLOP goes on from the last answer, also where there are more rows and columns now."""
+PRIMAL: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: false"
+"""The same where there are more columns only: the last answer still keeps all rows."""
+PLAIN: Final = f"{PRIMAL} use_preprocessing: false"
+"""What succeeds where these fail, from the start on."""
 CLOSE: Final = 1e-4
 """An answer is final when its longest path is longer by at most such a part."""
 
@@ -88,7 +92,6 @@ class EngineRelaxation:
         self.longest = cuts.longest_step()
         self.unit = max(1, cuts.bound(cuts.balanced()))
         self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
-        self.solver.SetSolverSpecificParametersAsString(WARM)
         self.step = self.solver.NumVar(0, self.solver.infinity(), "step")
         self.counts: list[list[Any]] = [
             [self.solver.NumVar(0, size, "") for _ in range(parts)] for size in self.sizes
@@ -251,16 +254,22 @@ class EngineRelaxation:
             low = min(low, columns.known_ns(limit) or low)
         return (low if low <= self.longest else None), counts
 
-    def _solve(self) -> bool:
+    def _solve(self, parameters: str = WARM) -> bool:
         """Solve the programme; return whether that went well."""
         from ortools.linear_solver import pywraplp
 
-        return bool(self.solver.Solve() == pywraplp.Solver.OPTIMAL)
+        self.solver.SetSolverSpecificParametersAsString(parameters)
+        if self.solver.Solve() == pywraplp.Solver.OPTIMAL:
+            return True
+        anew = pywraplp.MPSolverParameters()
+        anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
+        self.solver.SetSolverSpecificParametersAsString(PLAIN)
+        return bool(self.solver.Solve(anew) == pywraplp.Solver.OPTIMAL)
 
     def _mix(self, columns: SplitColumns, stopped: Callable[[], bool]) -> bool:
         """Add columns that make the answer better until there are none; return whether it could."""
         while columns.add_cheap():
-            if not self._solve():
+            if not self._solve(PRIMAL):
                 return False
             if stopped():
                 break
