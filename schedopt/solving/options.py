@@ -150,6 +150,13 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
             field="initial",
             way_out="Solve the chain that the plan was made for",
         )
+    if any(stage.shard_copies > 1 for stage in initial.stages):
+        raise InputError(
+            "the plan to start from has copies of shards, which no solver looks for",
+            field="initial",
+            way_out="Solve without it, and put it beside the answer (schedopt report "
+            "--compare-with)",
+        )
     if not problem.scope.allows(initial.stages):
         raise InputError(
             "the plan to start from has replicas, shards or tensor groups that the scope does not "
