@@ -18,7 +18,15 @@ from schedopt.profiling.pieces import blaming
 from schedopt.profiling.saved_tensors import storage_key
 from schedopt.profiling.tracing import WithLoss
 from schedopt.running.records import Outcome, Record
-from schedopt.running.trained import WHOLE, Kept, Split, Trained, difference, put_together
+from schedopt.running.trained import (
+    WHOLE,
+    Kept,
+    Split,
+    Trained,
+    difference,
+    lost_in_rounding,
+    put_together,
+)
 from schedopt.running.workload import Workload
 
 Tensors = Mapping[str, Tensor]
@@ -58,20 +66,19 @@ def compare_with_reference(
     members = [put_together(kept[member :: split.degree]) for member in range(split.degree)]
     # The square root of the smallest step of the least precise numbers above 1.
     precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
+    tolerance = math.sqrt(max(precisions, default=0.0))
+    gradients, weights = [], []
+    for member, parts in enumerate(members):
+        own = split.part(alone, member)
+        gradients.append(difference([part.gradients for part in parts], own.gradients))
+        lost = lost_in_rounding(parts, own, tolerance)
+        weights.append(difference([part.weights for part in parts], own.weights, lost))
     return Outcome(
         records=tuple(records),
-        gradient_difference=max(
-            difference([part.gradients for part in parts], split.part(alone, member).gradients)
-            for member, parts in enumerate(members)
-        ),
-        weight_difference=None
-        if is_given
-        else max(
-            difference([part.weights for part in parts], split.part(alone, member).weights)
-            for member, parts in enumerate(members)
-        ),
+        gradient_difference=max(gradients),
+        weight_difference=None if is_given else max(weights),
         compared_with=how,
-        tolerance=math.sqrt(max(precisions, default=0.0)),
+        tolerance=tolerance,
     )
 
 

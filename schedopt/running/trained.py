@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -129,19 +130,45 @@ def put_together(parts: Sequence[Kept]) -> list[Trained]:
     return [*whole.values(), *joined.values()]
 
 
-def difference(parts: Sequence[Mapping[Any, Tensor]], other: Mapping[Any, Tensor]) -> float:
+def lost_in_rounding(
+    parts: Sequence[Trained], other: Trained, tolerance: float
+) -> dict[str, Tensor]:
+    """Return the elements of parameters whose gradient differs by more than a part of itself.
+
+    What is added up in another order is so near to 0 there that nothing is left of it. The first
+    step of an optimizer such as Adam is as long in each element, and its sign then is any.
+    """
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        for key in part.gradients.keys() & other.gradients.keys():
+            alone = other.gradients[key].double()
+            apart = (part.gradients[key].reshape(alone.shape).double() - alone).abs()
+            lost = apart > tolerance * alone.abs()
+            found[key[1]] = lost | found.get(key[1], lost)
+    return found
+
+
+def difference(
+    parts: Sequence[Mapping[Any, Tensor]],
+    other: Mapping[Any, Tensor],
+    left_out: Mapping[Any, Tensor] = MappingProxyType({}),
+) -> float:
     """Return the largest relative difference of any two tensors of the same name.
 
     The largest difference of any element, over the largest element of that tensor, or over a
     millionth of the largest of all tensors where that is more. A tensor that only one side has
-    differs by 1. The parts are what each rank has; replicas have the same names.
+    differs by 1. The parts are what each rank has; replicas have the same names. `left_out` says by
+    name which elements do not count.
     """
     largest = max(map(_most, other.values()), default=0.0)
     names = {name for part in parts for name in part}
     worst = 1.0 if names ^ other.keys() else 0.0
     for part in parts:
         for name in part.keys() & other.keys():
-            apart = _most(part[name].reshape(other[name].shape).double() - other[name].double())
+            differences = part[name].reshape(other[name].shape).double() - other[name].double()
+            if name in left_out:
+                differences = differences[~left_out[name]]
+            apart = _most(differences)
             if math.isnan(apart):
                 return float("inf")
             if apart:
