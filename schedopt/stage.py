@@ -63,8 +63,8 @@ class Stage:
         complete on another replica. A copy lies there from the start of its transfer to the end
         of that operation, or of what is sent on from it.
     shard_copies : int
-        g, how many copies there are of each shard (hybrid sharding, HSDP; Zhao et al. 2023, section
-        3.2.2). The replicas share in groups of h = R / g, one behind the other in `gpus`. In each
+        g, how many copies there are of each shard (hybrid sharding, HSDP; Zhao et al. 2023). The
+        replicas share in groups of h = R / g, one behind the other in `gpus`. In each
         group chunk c of stage s is at home on replica (s + c) mod h, which needs the gradients of
         all R; what was updated goes to the others of its group.
     """
