@@ -112,6 +112,12 @@ class Stage:
         """h, how many replicas share a state: all, or those of a group."""
         return len(self.gpus) // self.shard_copies
 
+    @property
+    def shared(self) -> str:
+        """What its replicas share, in words."""
+        groups = f" in {self.shard_copies} groups" if self.shard_copies > 1 else ""
+        return f"{self.shard}{groups}"
+
     def home(self, stage: int, chunk: int, replica: int = 0) -> int:
         """Return the replica of the group of one at which a chunk is at home.
 

@@ -109,7 +109,7 @@ def name_shards(plan: Plan) -> str:
     levels: dict[str, list[list[int]]] = {}
     for number, stage in enumerate(plan.stages):
         if stage.shard != "none":
-            runs = levels.setdefault(stage.shard, [])
+            runs = levels.setdefault(stage.shared, [])
             if runs and runs[-1][-1] == number - 1:
                 runs[-1].append(number)
             else:

@@ -79,7 +79,7 @@ def stage_table(report: PlanReport) -> Table:
                 f"{float(report.loads[gpu].share):.1%}",
                 str(report.concurrent_activations[index, plan.first_of_group[gpu]]),
                 *([_recomputed(stage)] if again else []),
-                *([stage.shard] if sharded else []),
+                *([stage.shared] if sharded else []),
                 *([str(stage.tensor)] if grouped else []),
                 layer_names(plan, stage),
             )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Layer, Plan, Platform, Scope, Stage, check
 from schedopt.account import memory
+from schedopt.drawing.charts import name_shards
 from schedopt.plan import Transfer
 from schedopt.problem import training_step
 from schedopt.solving import solve_problem
@@ -180,6 +181,7 @@ def test_other_scopes_do_not_have_them() -> None:
     assert plan.scope.allows(plan.stages)
     assert not alone.scope.allows(plan.stages)
     assert "perhaps in groups" in str(plan.scope)
+    assert name_shards(plan) == "optimizer in 2 groups of stage 0"
     assert_refused(lambda: solve_problem(plan.problem), "scope.hybrid", "no solver looks for")
     asked = alone.problem
     assert_refused(
