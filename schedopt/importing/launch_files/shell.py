@@ -48,6 +48,7 @@ _UNREAD: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What may be flags when a script runs, by the names that people give them."""
+_SNAKE: Final = re.compile(r"[a-z]+(?:_[a-z]+)+[;)]?")
 _FLAG: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
 
 
@@ -200,7 +201,8 @@ class _Script:
         known: Collection[str] = ()
         values: list[str] = []
         for word in words:
-            if word.rstrip(";)") in known:
+            # Of others those that look alike, which are refused by name.
+            if known and (word.rstrip(";)") in known or _SNAKE.fullmatch(word)):
                 values.append(word)
                 known = () if word[-1] in ";)" else known
                 continue
