@@ -22,8 +22,16 @@ from schedopt.solving.run import Run
 
 
 def fits(step: StepData, room: int | None = None) -> bool:
-    """Whether some stages hold a micro-batch, on GPUs with so much room or as they are, bytes."""
-    return is_possible(step, NEVER // 2, room)
+    """Whether some stages hold a micro-batch, on GPUs with so much room or as they are, bytes.
+
+    Few stages make a short step, so that those are looked at first.
+    """
+    return any(is_possible(step, longest, room) for longest in (2 * _shared_ns(step), NEVER // 2))
+
+
+def _shared_ns(step: StepData) -> int:
+    """Return how long all work takes, shared evenly by all GPUs, ns."""
+    return max(1, step.count * int(step.costs.load[-1]) // step.machine.gpus)
 
 
 def least_memory(step: StepData) -> int:
@@ -56,7 +64,7 @@ def _with_fast_nodes(machine: Machine) -> Machine:
 
 def least_makespan(step: StepData, run: Run) -> int:
     """Return the bound of the step, ns, as far as there is time. Some stages fit."""
-    low, high = 0, max(1, step.count * int(step.costs.load[-1]) // step.machine.gpus)
+    low, high = 0, _shared_ns(step)
     while not is_possible(step, high) and not run.stopped():
         low, high = high, 2 * high
     while high - low > 1 and not run.stopped():
