@@ -10,7 +10,7 @@ from schedopt.bounds.recomputation import held_bytes
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.solvers.uniform_grids import propose as propose_grids
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
+from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks, lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
 
@@ -21,14 +21,22 @@ def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:
     Stages share the optimizer state if they may, and recompute all or nothing. Grids are left out
     that would take longer to be laid out than there are seconds, about.
     """
-    each_s = 2 * OPERATION_S * (problem.scope.microbatches or 1)
+    limit = math.inf if seconds is None else seconds
     grids = (
-        stages for stages in propose_grids(problem) if each_s * len(stages) < (seconds or math.inf)
+        stages
+        for stages in propose_grids(problem)
+        if OPERATION_S * _count_operations(problem, stages) < limit
     )
     ways = [way for stages in grids for way in _ways(problem, stages)]
     for stages in sorted(ways, key=lambda way: _estimate_ns(problem, way)):
         if all(_may_fit(problem, stages, number) for number in range(len(stages))):
             yield lay_out_turns(problem, stages, _turns(problem, stages))
+
+
+def _count_operations(problem: Problem, stages: list[Stage]) -> int:
+    """Return how many operations a grid has, as `LayoutTime` counts them."""
+    rings = CHUNK * count_chunks(len(stages[0].gpus))
+    return len(stages) * (2 * (problem.scope.microbatches or 1) + rings)
 
 
 def _ways(problem: Problem, stages: list[Stage]) -> Iterator[list[Stage]]:

@@ -181,6 +181,18 @@ def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
     assert not any(grid_steps.propose(problem, 1e-6))
 
 
+def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
+    problem = training_step(chain, Platform(16, 10**6, bandwidth=1), 16, widest_step(chain))
+    # One stage of 16 replicas has 32 operations and rings of 480 chunks, each as long as two.
+    seconds = layout.OPERATION_S * 500
+    found = {len(plan.stages[0].gpus) for plan in grid_steps.propose(problem, seconds)}
+    assert found
+    assert max(found) < 16
+    assert 16 in {len(plan.stages[0].gpus) for plan in grid_steps.propose(problem)}
+
+
 def test_layers_that_move_make_steps_of_folds() -> None:
     problem = problem_of(4)
     found = [
