@@ -104,14 +104,14 @@ def _bounds_meanwhile(
 ) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
     """Prove bounds in a thread, and collect the allocations that come with them.
 
-    Those of patterns with k = 1, which are quick and often much higher, take turns with those of as
-    long patterns as the run is asked for. A search that ends by its work waits for the thread, one
-    that has its proof does not. They end when the search needs all workers.
+    Those of as long patterns as the run is asked for, which hold for k = 1 too, take turns with
+    those of k = 1, which are quick and often much higher. A search that ends by its work waits for
+    the thread, one that has its proof does not. They end when the search needs all workers.
     """
     allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=1.0)
     failures: list[Exception] = []
-    lengths = dict.fromkeys((1, run.scope.max_k))
+    lengths = dict.fromkeys((run.scope.max_k, 1))
     problems = [replace(problem, scope=replace(problem.scope, max_k=k)) for k in lengths]
 
     def prove() -> None:

@@ -1,8 +1,10 @@
 """A bound on any allocation, and allocations to start from: CP-SAT decides a relaxation.
 
 Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxation`). A period that
-is impossible there is a bound for every allocation, and for every k where nothing is counted at
-instants (`schedopt.bounds.instants`). It is bisected between the bound and the best plan.
+is impossible there, or even if GPUs may hold parts of what fits them
+(`schedopt.solving.packing_columns`), is a bound for every allocation, and for every k where nothing
+is counted at instants (`schedopt.bounds.instants`). It is bisected between the bound and the best
+plan.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ MOST_PLACES: Final = 3000
 FIRST_LIMIT_S: Final = 0.4
 LAST_LIMIT_S: Final = 6.0
 """Time limits of a query: at first, and when all that was quick is answered."""
+FIRST_STEP: Final = Fraction(1, 100)
+"""By how much longer a period is than the bound that is packed first."""
+CLOSE: Final = Fraction(201, 200)
+"""How much longer a period is at most that may be packed than one that may not, at the end."""
 TIME_GROWTH: Final = 4
 """Growth factor of the time limit per retry."""
 LARGEST: Final = 1 << 22
@@ -68,6 +74,7 @@ def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...
         return
     search = _Search(problem, run)
     with suppress(Stopped):
+        search.pack()
         while (period := search.next_period()) is not None and not run.stopped():
             yield search.ask(period)
 
@@ -146,6 +153,40 @@ class _Search:
         self.impossible = False
         self.instants: FittingInstants | None = None
         self.patience_s, self.is_open = FIRST_LIMIT_S, False
+
+    def pack(self) -> None:
+        """Refute periods at which GPUs cannot even hold all layers in parts.
+
+        That takes little time, also where CP-SAT says nothing of whole layers. Steps from the bound
+        on are doubled, until one is not refuted; then what is left is bisected. Nothing is said
+        with recompute: where it was tried it took seconds and refuted little.
+        """
+        from schedopt.solving.packing_columns import GpuLimits, PackingColumns
+
+        scope, gpus = self.problem.scope, len(self.problem.platform.gpus)
+        if scope.recompute:
+            return
+        high, step = self.high, FIRST_STEP
+        while not self.run.stopped():
+            known = self.run.bound(scope)
+            if known is not None:
+                self._raise_low(period_below(known, scope))
+            period = period_between(self.low, min(high, self.low * (1 + 2 * step)), scope)
+            if period is None or high <= CLOSE * self.low:
+                return
+            forced = propagate(self.amounts, period, stopped=self.run.stopped)
+            if forced is None:
+                self._refute(period, proof_of(scope))
+            else:
+                columns = PackingColumns(GpuLimits.of(forced), gpus, self.run)
+                may_hold_all = columns.may_hold_all()
+                if may_hold_all is None:
+                    return
+                if may_hold_all:
+                    high = period
+                    continue
+                self._refute(period, PROOF)
+            step *= 2
 
     def next_period(self) -> Fraction | None:
         """Return the period to look at next; None if all are answered that can be."""
