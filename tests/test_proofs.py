@@ -25,7 +25,13 @@ ROOMS = (
     "account actions bounds checking comparing exporting families formats importing profiling "
     "running simulation solvers solving sweeping systems"
 )
-OTHERS = ("megatron.py", "megatron_args.py", "shell.py", "devices.py")
+OTHERS = (
+    "megatron.py",
+    "megatron_args.py",
+    "shell.py",
+    "devices.py",
+    "titan_values.py",
+)
 """Modules that name options of other programs."""
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 

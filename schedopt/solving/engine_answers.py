@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from time import sleep
 from typing import Final
@@ -55,7 +54,8 @@ class EngineAnswers:
 
         The number tells those apart that are as long.
         """
-        self._laying_out, self._reporting = LayoutTime(), LayoutTime()
+        self._laying_out = LayoutTime(LEAST_MEASURED)
+        self._reporting = LayoutTime(LEAST_MEASURED)
         """What steps take to be laid out, and beyond that to be checked and reported."""
         self._folded: set[int] = set()
         """The numbers of those that were laid out as a fold."""
@@ -122,12 +122,6 @@ class EngineAnswers:
         folded = not is_spelled_out(self.problem, grid)
         operations = count_operations(self.problem, grid, folded=folded)
         return self._laying_out.needed_s(operations) + self._reporting.needed_s(operations)
-
-    def _measure(
-        self, took: LayoutTime, grid: Grid, *, folded: bool
-    ) -> AbstractContextManager[None]:
-        operations = count_operations(self.problem, grid, folded=folded)
-        return took.measure(operations) if operations >= LEAST_MEASURED else nullcontext()
 
     def offer(self, cuts: EngineCuts, begins: FirstLayers) -> None:
         """Lay out a step, once, and report it if it is better and fits; later if it takes long.
@@ -228,7 +222,8 @@ class EngineAnswers:
         self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
     ) -> int | None:
         """Lay out a step, and report it if it is better and fits; return its length then, ns."""
-        with self._measure(self._laying_out, cuts.grid, folded=folded):
+        operations = count_operations(self.problem, cuts.grid, folded=folded)
+        with self._laying_out.measure(operations):
             plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
             has_room = fits(plan)
         length = plan.pattern.period_total_ns
@@ -242,7 +237,7 @@ class EngineAnswers:
         if not has_room:
             return None
         if not self.is_late(length):
-            with self._measure(self._reporting, cuts.grid, folded=folded):
+            with self._reporting.measure(operations):
                 self.run.report(plan)
             self._limit = length
         return length

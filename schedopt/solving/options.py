@@ -154,8 +154,7 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         raise InputError(
             "the plan to start from has copies of shards, which no solver looks for",
             field="initial",
-            way_out="Solve without it, and put it beside the answer (schedopt report "
-            "--compare-with)",
+            way_out="Solve without it, and compare the answer with it",
         )
     if not problem.scope.allows(initial.stages):
         raise InputError(

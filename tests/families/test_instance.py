@@ -47,6 +47,7 @@ def test_a_fact_has_a_status_and_a_document() -> None:
             "shard": "none",
             "tensor": 1,
             "uneven": False,
+            "hybrid": False,
         },
         "source": "here",
     }

@@ -111,8 +111,7 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
             f"{' and '.join(map(say_measured, profile.measured))}",
             field="variants",
             way_out="Profile layers that do so, and say so in each chain (recomputed_modules: "
-            f"{show([*launch.recomputed_modules])}), as schedopt profile --shape does with "
-            "--recompute-modules"
+            f"{show([*launch.recomputed_modules])}), as a profile of a shape does"
             if launch.recomputed_modules
             else "Profile layers that keep all that they need",
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OPERATION_S: Final = 1e-4
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
 LEAST_MEASURED: Final = 200
+"""Steps of so many operations or more tell how long others take to be laid out."""
 CHUNK: Final = 2
 """How many operations a chunk that goes round a ring takes as long as, about."""
 MOST_WHOLE: Final = 1000
@@ -41,8 +42,9 @@ class LayoutTime:
     Forwards and backwards are operations, and a chunk of a ring counts as `CHUNK` of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_measured: int = LEAST_MEASURED) -> None:
         self._operation_s = OPERATION_S
+        self._least_measured = least_measured
 
     def needed_s(self, operations: int) -> float:
         """Return how long a step of so many operations takes, about, seconds."""
@@ -53,7 +55,7 @@ class LayoutTime:
         """Measure what one takes of so many operations, in this thread; few do not tell."""
         began = time.thread_time()
         yield
-        if operations >= LEAST_MEASURED:
+        if operations >= self._least_measured:
             self._operation_s = (time.thread_time() - began) / operations
 
 
