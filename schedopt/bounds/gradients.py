@@ -65,12 +65,15 @@ def gradient_step_bound(problem: Problem, stopped: Callable[[], bool] = never_st
     -------
     Bound or None
         None if it is no longer than all work takes; if no step with updates is asked for, with
-        whole backwards; if GPUs differ, or share more than optimizer states.
+        whole backwards; if GPUs differ, or share more than optimizer states, or in groups.
     """
     scope, count = problem.scope, problem.scope.microbatches
     if count is None or not problem.is_training_step or scope.split_backward:
         return None
     if scope.shard not in ("none", "optimizer") or problem.chain.together > 1:
+        return None
+    if scope.hybrid:
+        # Sums of groups are all that goes between nodes then.
         return None
     if len(set(problem.platform.gpus)) > 1 or not problem.chain.knows_gradients:
         return None

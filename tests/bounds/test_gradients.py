@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from schedopt import Chain, Gpu, InputError, Layer, Plan, Platform, Problem, Stage, check
-from schedopt.bounds import gradient_step_bound, load_bound
+from schedopt.bounds import gradient_step_bound, load_bound, lower_bounds
 from schedopt.network import Link, Network, Node, NodeLink
 from schedopt.problem import training_step, widest_step
 from schedopt.profile import Variant
@@ -62,6 +62,24 @@ def nodes(number: int, gpus: int) -> Platform:
         nodes=tuple(Node(name=name, gpus=gpus, link=inside) for name in names), links=tuple(between)
     )
     return Platform([Gpu(memory_bytes=10**6)] * (number * gpus), network=network)
+
+
+def test_groups_that_share_in_their_node_send_less_between_nodes() -> None:
+    # A group of two in each of two nodes. A GPU works 4000 ns, sends 2 of 4 chunks of 100 bytes to
+    # the other of its group, then 2 between nodes, over a link of both, and 2 updated ones.
+    chain, platform = Chain(layers=(stateful(1000, 3000, 400),)), nodes(2, 2)
+    problem = step(chain, platform, 4)
+    turns: list[Turn] = [(kind, 0, i) for i in range(4) for kind in ("F", "B")]
+    scope = replace(problem.scope, hybrid=True)
+    config = SystemConfig(chain=chain, platform=platform, microbatches=4)
+    stage = Stage(layers=(0, 0), gpus=(0, 1, 2, 3), shard="optimizer", shard_copies=2)
+    plan = replace(flush_step(config, [stage], turns), scope=scope)
+    assert not check(plan)
+    assert plan.pattern.period_total_ns == 4000 + 2 * 100 + 4 * 500 + 2 * 100
+    flat = bound_ns(problem)
+    assert flat is not None
+    assert flat > plan.pattern.period_total_ns
+    assert all(one.period <= plan.pattern.period for one in lower_bounds(plan.problem))
 
 
 def test_two_replicas_add_up_update_and_send() -> None:
