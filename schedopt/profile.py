@@ -235,7 +235,7 @@ class Profile(
             raise InputError(
                 f"{' and '.join(say_measured((samples, modules)) for modules in known)} are there",
                 field="variants",
-                way_out="Ask for a batch (solve.batch), which chooses, or keep one of them",
+                way_out="Solve for a batch (solve.batch), which chooses, or keep one of them",
             )
         own = (samples, known[0] if recomputed is None and known else tuple(recomputed or ()))
         alike = sorted(

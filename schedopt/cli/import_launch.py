@@ -163,12 +163,12 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         shared += f" in each of {launch.shard_copies} groups"
     context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
     context += ", experts shared by all" if launch.expert > 1 else ""
-    context += say_recomputed(launch.recomputed_modules)
+    again = say_recomputed(launch.recomputed_modules)
     typer.echo(
         f"Plan      {TITLES[launch.engine]}: {counted(len(launch.stages), 'stage')} on "
         f"{counted(launch.ranks, 'pipeline rank')}, "
         f"{counted(launch.replicas, 'replica')} of "
-        f"{counted(launch.tensor, 'GPU')} each{shared}{context}"
+        f"{counted(launch.tensor, 'GPU')} each{shared}{context}{again}"
     )
     update = ", the update of the weights included" if plan.is_training_step else ""
     typer.echo(
@@ -179,7 +179,7 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         bound, most = result.lower_bound * count, 1 - result.lower_bound * count / step
         typer.echo(
             f"Bound     {format_duration(bound)}: no plan on these GPUs has a shorter step with "
-            f"such micro-batches; at most {float(most):.1%} of the step can be saved"
+            f"such micro-batches{again}; at most {float(most):.1%} of the step can be saved"
         )
     typer.echo(f"Memory    {_say_memory(plan, fits=result.status != 'unknown')}")
     for note in found.notes:

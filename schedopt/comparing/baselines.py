@@ -57,9 +57,9 @@ def usual_baselines(plan: Plan, microbatches: int) -> Iterator[Baseline]:
 def named_baseline(name: str, other: Plan, plan: Plan, microbatches: int) -> Baseline:
     """Return the other plan, that of a file, as a baseline, for as many samples.
 
-    It is for the same chain, or for the same layers with micro-batches of another size, or with
-    sequences or experts that other numbers of GPUs share. One that does not fit into the memory is
-    a baseline too, and the note says what it lacks.
+    It is for the same chain, or for the same layers with micro-batches of another size, with other
+    modules that are computed again, or with sequences or experts that other numbers of GPUs share.
+    One that does not fit into the memory is a baseline too, and the note says what it lacks.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def _require_other_size(name: str, other: Plan, plan: Plan) -> None:
     try:
         check_alike(plan.chain, other.chain, "chain")
         chains = plan.chain, other.chain
-        alike = len({(one.samples, one.context, one.expert) for one in chains}) > 1
+        alike = len({(one.measured, one.context, one.expert) for one in chains}) > 1
     except InputError:
         alike = False
     if not alike:

@@ -12,7 +12,7 @@ from schedopt.chain import MOST_LAYERS, Chain
 from schedopt.errors import InputError
 from schedopt.profile import Profile, Variant
 from schedopt.profiling.decoder import HALF, make_chain
-from schedopt.profiling.decoder_shape import Attention, Batch, Decoder, Experts
+from schedopt.profiling.decoder_shape import MODULES, Attention, Batch, Decoder, Experts
 from schedopt.profiling.rates import Roofline
 from schedopt.stage import LARGEST_GROUP
 from schedopt.validation import show
@@ -152,8 +152,8 @@ def make_profile(
     sizes, degrees : sequence of int
         Samples of a micro-batch, and GPUs of a tensor group.
     recomputed_modules : sequence of str
-        Modules of a transformer layer (`decoder.MODULES`). Each chain is there without and with
-        them computed again.
+        Modules of a transformer layer (`decoder_shape.MODULES`). Each chain is there without and
+        with them computed again.
 
     Raises
     ------
@@ -168,6 +168,7 @@ def make_profile(
                 field="degrees",
                 way_out=f"Give divisors of {shape.heads}",
             )
+    _check_modules(shape.decoder, recomputed_modules)
     variants = []
     for samples in sizes:
         for modules in dict.fromkeys([(), tuple(recomputed_modules)]):
@@ -184,6 +185,22 @@ def make_profile(
                 one = Variant(tensor=degree, chain=_in_group(chain, alone, rates, degree))
                 variants.append(one)
     return Profile(variants=tuple(variants), name=shape.decoder.name)
+
+
+def _check_modules(decoder: Decoder, modules: Sequence[str]) -> None:
+    """Refuse modules that no layer has; those that are unknown are refused of a batch."""
+    lacking = set[str]()
+    if decoder.experts is None:
+        lacking |= {"moe", "moe_act"}
+    elif not decoder.dense:
+        lacking.add("mlp")
+    for module in modules:
+        if module in lacking:
+            raise InputError(
+                f"no layer of this shape has {show(module)}",
+                field="recomputed_modules",
+                way_out=f"Choose of {', '.join(one for one in MODULES if one not in lacking)}",
+            )
 
 
 def _chain(shape: Shape, rates: Roofline, batch: Batch) -> Chain:

@@ -159,3 +159,16 @@ def test_options_of_deepspeed(tmp_path: Path) -> None:
     assert loaded is not None
     # 26 modules before the loss, which is two layers of the chain.
     assert [stage.layers for stage in loaded.stages] == [(0, 6), (7, 13), (14, 19), (20, 27)]
+
+
+def test_a_bound_of_modules_that_are_computed_again_says_so(tmp_path: Path, launch: Path) -> None:
+    """A shorter step without them, as the profile has it too, is no shorter one of such layers."""
+    shape = "layers=12,hidden=64,heads=4,ffn=96,vocabulary=100"
+    profile, plan = tmp_path / "profile.json", tmp_path / "now.plan.json"
+    again = ("--recompute-modules", "mlp")
+    printed("profile", "--shape", shape, "--on", "h100", "--seq", "64", *again, "-o", profile)
+    launch.write_text(f"{MEGATRON}--recompute-granularity selective {' '.join(again)}\n")
+    typed = ("import", launch, "--from", "megatron-args", "--chain", profile, "--gpus", "4")
+    shown = printed(*typed, "--mem", "16G", "-o", plan)
+    assert "1 replica of 1 GPU each, with mlp computed again\n" in shown
+    assert "a shorter step with such micro-batches, with mlp computed again; at most" in shown

@@ -137,6 +137,8 @@ def test_a_named_plan_may_have_micro_batches_of_another_size() -> None:
     ours = measure_plan(plan, 4, "ours")
     assert (ours.step_ns, baseline.figures.step_ns) == (84, 48)
     assert comparison_table(ours, [baseline], "sum").rows[1][6] == "0.57 times as fast"
+    again = replace(other, chain=replace(twice, samples=1, recomputed_modules=("mlp",)))
+    assert named_baseline("now.json", again, plan, 4).figures is not None
     renamed = replace(twice.layers[0], name="other")
     strange = replace(other, chain=replace(twice, layers=(renamed, *twice.layers[1:])))
     with pytest.raises(InputError, match="another chain"):

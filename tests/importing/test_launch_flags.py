@@ -85,6 +85,21 @@ def test_here_documents_are_read_where_they_are_commands() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("head", "end"),
+    [
+        ('ARGS="$(cat', ')"'),
+        ("ARGS=$( cat", ")"),
+        ("ARGS=`cat", "`"),
+        ("mapfile ARGS < <(cat", ")"),
+    ],
+)
+def test_here_documents_that_become_values_are_read(head: str, end: str) -> None:
+    text = f"{head} <<EOF\n--num-layers 8\n--bf16\nEOF\n{end}\nrun $ARGS --micro-batch-size 2\n"
+    found = read_flags(text, {"bf16"}).values
+    assert found == {"num-layers": "8", "bf16": True, "micro-batch-size": "2"}
+
+
 def test_a_quote_in_a_here_document_ends() -> None:
     text = "cat <<EOF\nIt's one\nEOF\nbash <<EOF\nrun --bf16 'a\nEOF\n"
     assert_refused(lambda: read_flags(text), "line 6", "a quote that begins before the end of line")

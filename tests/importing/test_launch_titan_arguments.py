@@ -42,6 +42,7 @@ READ = {
     "--compile.enable activation-checkpoint:none --debug.seed 3": {
         "compile.enable": True, "activation_checkpoint.mode": "none", "debug.seed": 3,
     },
+    "--debug.note '{[]: 1}'": {"debug.note": "{[]: 1}"},
     "": {},
 }  # fmt: skip
 
@@ -89,6 +90,7 @@ def test_of_python_they_may_name_the_function(tmp_path: Path) -> None:
         ("parallelism.pipeline_parallel_degree 4", "arguments", "'parallelism.pipeline_parallel"),
         ("--debug.seed 3 4", "arguments", "'4' sets nothing by name"),
         ("--debug.seed 3 activation-checkpoint:some", "arguments", "'activation-checkpoint:some'"),
+        ("--=3", "arguments", "'--=3' sets nothing by name"),
         ("--debug.seed 'a", "arguments", "a quote does not end"),
         ("--parallelism.pipeline_parallel_degree 3", "parallelism.pipeline_parallel_degree",
          "3 (pipeline) x 1 (replicate) x 1 (shard)"),

@@ -190,9 +190,18 @@ def test_experts_that_are_computed_again() -> None:
     assert chains["mlp",][1].saved < kept[1].saved
 
 
-def test_modules_that_a_shape_lacks_are_refused() -> None:
-    with pytest.raises(InputError, match="'mla_up_proj' is no module") as caught:
-        make_profile(read_shape(PLAIN), RATES, sequence=128, recomputed_modules=["mla_up_proj"])
+@pytest.mark.parametrize(
+    ("text", "module", "rule"),
+    [
+        (PLAIN, "mla_up_proj", "'mla_up_proj' is no module"),
+        (PLAIN, "moe", "no layer of this shape has 'moe'"),
+        (PLAIN, "moe_act", "no layer of this shape has 'moe_act'"),
+        (MOE.replace("dense=1", "dense=0"), "mlp", "no layer of this shape has 'mlp'"),
+    ],
+)
+def test_modules_that_a_shape_lacks_are_refused(text: str, module: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule) as caught:
+        make_profile(read_shape(text), RATES, sequence=128, recomputed_modules=[module])
     assert caught.value.field == "recomputed_modules"
 
 

@@ -10,6 +10,8 @@ _BEGIN: Final = re.compile(r"(?<!<)<<(-?)[ \t]*(['\"\\]?)([A-Za-z_]\w*)['\"]?(?!
 _FLAG: Final = re.compile(r"(?:^|[\s\"'])--[A-Za-z]")
 _KEPT: Final = re.compile(r"\b(?:cat|tee)\b")
 """Commands that do nothing with a text but print it or keep it."""
+_TAKEN: Final = re.compile(r"(?:[$<]\(|`)\s*(?:cat|tee)\b")
+"""What they print is taken by another command, or by a variable."""
 _INTO_FILE: Final = re.compile(r"[^<>&\d]>{1,2}[ \t]*[^&\s]|\btee\b[ \t]+[^|<\s]|\|")
 
 
@@ -31,7 +33,8 @@ def unfold(text: str) -> str:
         command = f"{line[: match.start()]} {line[match.end() :]}"
         found.append(command)
         body = "\n".join(lines[:end])
-        is_printed = _KEPT.search(command) and not _INTO_FILE.search(command)
+        is_used = _INTO_FILE.search(command) or _TAKEN.search(command)
+        is_printed = _KEPT.search(command) and not is_used
         is_read = _FLAG.search(body) and not is_printed
         # Lines stay where they are, for errors.
         found += [*(unfold(body).split("\n") if is_read else [""] * end), ""]

@@ -121,7 +121,7 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, Any]]:
             name = None
         if chosen in _CHECKPOINTS:
             yield plain, True
-        elif word.startswith("--") and len(word) > 2:
+        elif word.startswith("--") and word[2:].partition("=")[0]:
             written, is_set, value = word[2:].partition("=")
             name = written.replace("-", "_")
             if is_set:
@@ -142,7 +142,7 @@ def _value(word: str) -> Any:
         return word.lower() == "true"
     try:
         return ast.literal_eval(word)
-    except (SyntaxError, ValueError):
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         return word
 
 
