@@ -13,7 +13,7 @@ from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.stored import find_function
-from schedopt.transfer import Collective, Transfer
+from schedopt.transfer import Collective, Transfer, moved_to
 from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, as_tuple, check_choice, check_whole
 
 __all__ = [
@@ -86,12 +86,7 @@ class Operation:
 
     def at(self, shift: int, start_ns: int) -> Self:
         """Return the same for other micro-batches, at another time."""
-        moved = object.__new__(type(self))
-        # What was checked before is not checked again, and there are many of these.
-        vars(moved).update(vars(self), shift=shift, start_ns=start_ns)
-        check_whole(moved, "shift", low=-LARGEST)
-        check_whole(moved, "start_ns")
-        return moved
+        return moved_to(self, shift, start_ns)
 
     def __str__(self) -> str:
         where = f", replica {self.replica:+}" if self.replica else ""

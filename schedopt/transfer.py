@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 from schedopt.errors import InputError
 from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, as_rows, check_choice, check_whole
@@ -17,6 +17,8 @@ TENSORS: Final[tuple[Tensor, ...]] = (
     "weight_half",
 )
 Mode = Literal["copy", "reduce"]
+Item = TypeVar("Item")
+"""An operation or a transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +119,7 @@ class Transfer:
 
     def at(self, shift: int, start_ns: int) -> Self:
         """Return the same for other micro-batches, at another time."""
-        moved = object.__new__(type(self))
-        # What was checked before is not checked again, and there are many of these.
-        vars(moved).update(vars(self), shift=shift, start_ns=start_ns)
-        check_whole(moved, "shift", low=-LARGEST)
-        check_whole(moved, "start_ns")
-        return moved
+        return moved_to(self, shift, start_ns)
 
     @property
     def is_boundary(self) -> bool:
@@ -195,3 +192,13 @@ class Collective:
             )
         if self.tensor == "weights" and self.mode == "reduce":
             raise InputError("weights are copied, never added", field="mode", way_out="Use copy")
+
+
+def moved_to(item: Item, shift: int, start_ns: int) -> Item:
+    """Return the same for other micro-batches, at another time, ns."""
+    moved = object.__new__(type(item))
+    # What was checked before is not checked again, and there are many of these.
+    vars(moved).update(vars(item), shift=shift, start_ns=start_ns)
+    check_whole(moved, "shift", low=-LARGEST)
+    check_whole(moved, "start_ns")
+    return moved
