@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numba
 import numpy as np
 import pytest
+from numba.core.codegen import JITCodeLibrary
 
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
@@ -84,3 +86,28 @@ def test_what_does_not_lie_in_rows_is_refused() -> None:
     turned = np.zeros((3, 2), dtype=np.int64).T
     with pytest.raises(TypeError, match="rows"):
         lean(Inner(np.zeros(1, dtype=np.int64), turned, np.zeros((1, 1, 1))))
+
+
+def test_kernels_are_optimized_with_what_calls_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    optimize = cast(Any, JITCodeLibrary)._optimize_final_module
+
+    def note(library: Any) -> None:
+        made.append(library.name)
+        optimize(library)
+
+    monkeypatch.setattr(JITCodeLibrary, "_optimize_final_module", note)
+
+    @njit_kernel
+    def add_one(value: int) -> int:
+        return value + 1
+
+    @njit_inline
+    def add_two(value: int) -> int:
+        return add_one(add_one(value))
+
+    def enter(value: int) -> int:
+        return add_two(value)
+
+    assert cast(Any, numba).njit(enter)(5) == 7
+    assert [name.split(".")[-1] for name in made] == ["enter"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
+from schedopt.solving.collecting import collecting_later
 from schedopt.stored import find_function
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class Compilation:
 
     def compile_here(self) -> None:
         """Compile or load all of the search in this thread."""
-        find_function(self.compile_all)()
+        with collecting_later():
+            find_function(self.compile_all)()
 
     def compile_alone(self) -> None:
         """Compile what no other process compiles, or has compiled by now."""

@@ -30,6 +30,7 @@ T = TypeVar("T")
 types: Final[Any] = numba.types
 extending: Final[Any] = numba.extending
 _AttributeTemplate: Final[Any] = templates.AttributeTemplate
+_Template: Final[Any] = templates.AbstractTemplate
 
 
 class LeanArray(types.Buffer):
@@ -160,6 +161,33 @@ def _load(builder: Any, value: Any, *where: int) -> Any:
     found = builder.load(cgutils.gep_inbounds(builder, value, 0, *where))
     found.set_metadata("invariant.load", builder.module.add_metadata([]))
     return found
+
+
+class _Item(_Template):
+    """Type an item that is read or written.
+
+    As that of a processor it is asked before all that numba knows how to index on any machine.
+    """
+
+    metadata: Final = {"target": "cpu"}
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        array, index, *values = args
+        axes = [*index] if isinstance(index, types.BaseTuple) else [index]
+        whole = all(isinstance(axis, types.Integer) for axis in axes)
+        if not (isinstance(array, LeanArray) and whole and len(axes) == array.ndim):
+            return None
+        return templates.signature(types.none if values else array.dtype, *args)
+
+
+@templates.infer_global(operator.getitem)
+class _ItemRead(_Item):
+    pass
+
+
+@templates.infer_global(operator.setitem)
+class _ItemWritten(_Item):
+    pass
 
 
 @extending.lower_builtin(operator.getitem, LeanArray, types.Integer)

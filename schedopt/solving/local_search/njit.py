@@ -15,6 +15,7 @@ import numba
 from numba.core.options import DefaultOptions
 
 from schedopt.solving.local_search.compilation import code_folder
+from schedopt.solving.local_search.kernel_code import KernelCompiler
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -25,7 +26,12 @@ It would note in an atomic instruction each time that an array is taken out of a
 many, and the search spent most of its time there. Where numba does not know this setting, the
 search is slower, but the same.
 """
-_CALLED: Final = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, **_UNCOUNTED}
+_CALLED: Final = {
+    "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
+    "pipeline_class": KernelCompiler,
+    **_UNCOUNTED,
+}
 """Of what Python does not call. What a caller says of itself would hold for it too: see each."""
 _SETTING: Final = Lock()
 """Held while numba's folder is ours: threads import modules side by side."""
@@ -77,7 +83,7 @@ def _without_literals(find: Callable[..., Any], args: tuple[Any, ...], named: An
     return find(tuple(unliteral(arg) for arg in args), named)
 
 
-def _compile(function: F, **options: bool | str) -> F:
+def _compile(function: F, **options: Any) -> F:
     settings, njit = cast(Any, numba.config), cast(Any, numba.njit)
     with _SETTING:
         before = settings.CACHE_DIR
