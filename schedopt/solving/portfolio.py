@@ -48,7 +48,10 @@ IDLE: Final = "nothing more was found for long"
 POLL_S: Final = 0.05
 """How often it is seen whether solvers that run side by side should stop."""
 BRIEFLY_S: Final = 4.0
-"""The most that is spent on what replicas would give: twice what loading their code may take."""
+"""The most that is spent on what a freedom would give where all that was asked is settled.
+
+And on replicas always: it is twice what loading their code may take.
+"""
 SHARE_OF_IDLE: Final = 0.15
 """Of the time limit, after which a search for longer patterns ends that has found nothing more."""
 SHARE_OF_BOUNDS: Final = 0.1
@@ -238,7 +241,7 @@ class _Portfolio:
     def _run_what_if(self, phase: Phase, share: float) -> None:
         """Note what a freedom would give that is not allowed, if it can give something.
 
-        Where the answer is settled, only what is quick is asked; and replicas, briefly, always.
+        Where the answer is settled, one solver is asked, briefly; and so are replicas always.
         """
         run, problem, best = self.run, phase.problem, self.run.best()
         if run.clock.ended() or best is None:
@@ -259,7 +262,8 @@ class _Portfolio:
             part = run.subrun(problem, share, BRIEFLY_S)
             names = [*phase.solvers]
         else:
-            part = run.subrun(problem, share)
+            is_brief = run.settled() and run.work_limit is None
+            part = run.subrun(problem, share, BRIEFLY_S if is_brief else None)
             part.begin("best")
             if best.pattern.k == 1:
                 part.report(best)

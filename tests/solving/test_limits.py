@@ -24,8 +24,10 @@ from schedopt import (
     effort,
     solve,
 )
+from schedopt.bench.periodic import halves
 from schedopt.result import Bound
 from schedopt.solving import Progress, Run, options, portfolio
+from schedopt.solving.registry import load_solver
 
 EQUAL = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=1)
 LONG = Layer(forward_ns=5, backward_ns=7, weight_bytes=0, activation_bytes=1)
@@ -41,6 +43,26 @@ def test_a_search_ends_within_its_gap() -> None:
     assert near.verdict == "proven within 25.00% of the best with any k"
     nearer = solve(CHAIN, PLATFORM, gap=0.24)
     assert (nearer.status, nearer.period) == ("optimal", Fraction(12))
+
+
+def test_other_freedoms_are_tried_briefly_where_all_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[float | None] = []
+
+    def load_noting(name: str) -> Any:
+        return (
+            (lambda _, run: left.append(run.remaining()))
+            if name == "periodic"
+            else load_solver(name)
+        )
+
+    monkeypatch.setattr(portfolio, "load_solver", load_noting)
+    result = solve(halves(CHAIN), PLATFORM, gap=0.25, time_limit=1000)
+    assert (result.solver, result.gap) == ("even_split", Fraction(1, 4))
+    assert len(left) == 1
+    assert left[0] is not None
+    assert left[0] <= portfolio.BRIEFLY_S
 
 
 def test_the_verdict_says_the_gap_of_short_and_of_long_patterns_rounded_up() -> None:
