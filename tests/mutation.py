@@ -95,7 +95,7 @@ EXPLAINED: Final[dict[str, str]] = {
     ),
     "window._list_moments: yield (first + item.covers - 2, moment)": "more is replayed than needed",
     "window._list_moments: yield (first + item.covers + 1, moment)": "more is replayed than needed",
-    "window.open_window: return Window(every, spread - -delay * m // every + 3)": (
+    "window.open_window: return Window(every, crossing - -delay * m // every + 2)": (
         "more is replayed than needed"
     ),
 }

@@ -42,7 +42,11 @@ class Window:
 
 
 def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
-    """Return how much must be replayed, from how far the events of a micro-batch lie apart."""
+    """Return how much must be replayed, from how far the events of a micro-batch lie apart.
+
+    Where no event of a round lies outside of it, as in a step that ends with a flush, the round
+    behind the first one is steady but for the delay of what is read.
+    """
     plan = timeline.plan
     rule, k, period = plan.rule, plan.pattern.k, plan.pattern.period_total_ns
     m = rule.update_every
@@ -51,16 +55,13 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
     every = lcm(replicas, m, len(rule.table) or 1)
     moments = [one for stage in stages for one in _list_moments(timeline, stage)]
     # From the micro-batch of each, or from the first one of its round: both hold.
-    apart = min(
-        max(offsets) - min(offsets)
-        for offsets in (
-            [moment * k - first * period for first, moment in moments],
-            [moment * k - first // every * every * period for first, moment in moments],
-        )
-    )
-    spread = -(-apart // (every * period))
+    singly = [moment * k - first * period for first, moment in moments]
+    by_round = [moment * k - first // every * every * period for first, moment in moments]
+    apart = min(max(offsets) - min(offsets) for offsets in (singly, by_round))
+    is_closed = min(by_round) >= 0 and max(by_round) <= every * period
+    crossing = 0 if is_closed else 1 - (-apart // (every * period))
     delay = max((max(row) for row in rule.table), default=rule.delay)
-    return Window(every, spread - (-delay * m // every) + 2)
+    return Window(every, crossing - (-delay * m // every) + 1)
 
 
 def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
