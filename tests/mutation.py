@@ -78,16 +78,13 @@ EXPLAINED: Final[dict[str, str]] = {
     "weights.follow_weights: if window.replayed * _count_items(timeline, stage) >= MOST_REPLAYED": (
         "a limit is a limit"
     ),
-    "window.Window.readers: return (2 * self.rounds + 2) * self.every": (
+    "window.Window.readers: return (3 * self.rounds + (not self.is_closed)) * self.every": (
         "more is replayed than needed"
     ),
-    "window.Window.readers: return (3 * self.rounds + 1) * self.every": (
+    "window.Window.replayed: return (2 * self.rounds + 3 * (not self.is_closed)) * self.every": (
         "more is replayed than needed"
     ),
-    "window.Window.replayed: return (2 * self.rounds + 3) * self.every": (
-        "more is replayed than needed"
-    ),
-    "window.Window.replayed: return (3 * self.rounds + 2) * self.every": (
+    "window.Window.replayed: return (3 * self.rounds + 2 * (not self.is_closed)) * self.every": (
         "more is replayed than needed"
     ),
     "window._list_moments: (yield (first + item.covers - 1, moment)) if False else None": (
@@ -95,7 +92,7 @@ EXPLAINED: Final[dict[str, str]] = {
     ),
     "window._list_moments: yield (first + item.covers - 2, moment)": "more is replayed than needed",
     "window._list_moments: yield (first + item.covers + 1, moment)": "more is replayed than needed",
-    "window.open_window: return Window(every, crossing - -delay * m // every + 2)": (
+    "window.open_window: return Window(every, crossing - -delay * m // every + 2, is_closed)": (
         "more is replayed than needed"
     ),
 }

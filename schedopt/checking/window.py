@@ -15,10 +15,12 @@ class Window:
     """What is replayed of the endless run, in micro-batches from 0 on.
 
     After `every` of them all repeats, and after so many rounds nothing is left of the cold start.
+    `is_closed`: nothing of a round lies outside of it, so that it ends with all its versions made.
     """
 
     every: int
     rounds: int
+    is_closed: bool
 
     @property
     def steady(self) -> range:
@@ -33,12 +35,12 @@ class Window:
     @property
     def readers(self) -> int:
         """No later micro-batch reads a version of the steady round."""
-        return (2 * self.rounds + 1) * self.every
+        return (2 * self.rounds + (not self.is_closed)) * self.every
 
     @property
     def replayed(self) -> int:
         """No later micro-batch makes a version that a reader could read."""
-        return (2 * self.rounds + 2) * self.every
+        return (2 * self.rounds + 2 * (not self.is_closed)) * self.every
 
 
 def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
@@ -61,7 +63,7 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
     is_closed = min(by_round) >= 0 and max(by_round) <= every * period
     crossing = 0 if is_closed else 1 - (-apart // (every * period))
     delay = max((max(row) for row in rule.table), default=rule.delay)
-    return Window(every, crossing - (-delay * m // every) + 1)
+    return Window(every, crossing - (-delay * m // every) + 1, is_closed)
 
 
 def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:

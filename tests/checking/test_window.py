@@ -26,7 +26,7 @@ UNFIT = ("rule", "reference", "layers", "group", "operations", "transfer", "plac
 
 def longer(timeline: Timeline, stages: range | list[int]) -> Window:
     window = open_window(timeline, stages)
-    return replace(window, rounds=window.rounds + 2)
+    return replace(window, rounds=window.rounds + 2, is_closed=False)
 
 
 def residencies(followed: Followed) -> Counter[tuple[object, ...]]:
