@@ -45,6 +45,7 @@ class Clock:
         self._parent, self._handle = parent, handle
         self._started: float = begin if parent is None else parent._started
         self._deadline = None if time_limit is None else begin + time_limit
+        self._whole = time_limit
         self._turn_ends: float | None = None
         self._share = 1.0
         self._latest: float | None = None
@@ -79,6 +80,7 @@ class Clock:
             later = self._parent.share_again(waited)
         else:
             later = 0.0 if self._turn_ends is None else waited * (1 - self._share)
+            self._whole = None if self._whole is None else max(0.0, self._whole - waited)
         if self._parent is not None and self._deadline is not None:
             self._deadline += later
         if self._turn_ends is not None:
@@ -117,15 +119,17 @@ class Clock:
             self._deadline = min(self._latest, again)
             self._go_on()
 
-    def end_turn_in(self, seconds: float | None) -> None:
-        """End the turn of the solver at work in so many seconds, unless this is called again.
+    def end_turn_in(self, share: float | None) -> None:
+        """End the turn of the solver at work in a share of the limit, unless this is called again.
 
-        None: when its time is up.
+        What was waited for does not count. None: when its time is up.
         """
         if self._parent is not None:
-            self._parent.end_turn_in(seconds)
+            self._parent.end_turn_in(share)
+        elif share is None or self._whole is None:
+            self._idle_ends = None
         else:
-            self._idle_ends = None if seconds is None else self._now() + seconds
+            self._idle_ends = self._now() + share * self._whole
 
     def take_back_turn(self) -> None:
         """Let the whole end earlier by what is left of a turn that was idle at its end."""

@@ -90,9 +90,8 @@ def solve_problem(
         cutoff=cutoff,
         hopes=hopes,
     )
-    limit_s = run.remaining()
-    if solver is None and limit_s is not None and _may_be_idle(run):
-        run.idle_s = SHARE_OF_IDLE * limit_s
+    if solver is None and _may_be_idle(run):
+        run.idle_share = SHARE_OF_IDLE
     with stopping_first(run.stop):
         portfolio = _Portfolio(problem, run, solver)
         portfolio.compile()

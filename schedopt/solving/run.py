@@ -152,9 +152,9 @@ class Run:
     incumbent : Incumbent
     events : Events
         Of the solver at work.
-    idle_s : float or None
+    idle_share : float or None
         Once the best has k = 1, and little is left to find with that (`NEAR`), a turn ends when
-        nothing better was found for so many seconds; None: it does not.
+        nothing better was found for this share of the limit; None: it does not.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Run:
         self.incumbent = Incumbent(problem.scope, gap)
         self.events = Events()
         self.cutoff, self.hopes = cutoff, hopes or Hopes()
-        self.idle_s: float | None = None
+        self.idle_share: float | None = None
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:
@@ -318,10 +318,10 @@ class Run:
     def _go_on(self) -> None:
         """Give the solver at work time to find something more, where that may be in vain."""
         best, bound = self.best(), self.bound(replace(self.scope, max_k=1))
-        if self.idle_s is None or best is None or bound is None:
+        if self.idle_share is None or best is None or bound is None:
             return
         near = best.pattern.period <= bound * (1 + NEAR * self.incumbent.gap)
-        self.clock.end_turn_in(self.idle_s if near and best.pattern.k == 1 else None)
+        self.clock.end_turn_in(self.idle_share if near and best.pattern.k == 1 else None)
 
     def _name_claimant(self, proof: Proof | str) -> Proof | str:
         claimant = self.events.claimant

@@ -310,6 +310,17 @@ def test_the_wait_is_no_part_of_the_turn_of_a_search(
     assert whole.remaining() == pytest.approx(10)
 
 
+def test_while_code_is_compiled_elsewhere_the_compiler_is_loaded(
+    ready_after: Callable[[float], Compilation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = threading.Event()
+    monkeypatch.setattr(compilation, "_load_compiler", loaded.set)
+    assert ready_after(0).wait(Run(PROBLEM), late=True)
+    assert not loaded.is_set()
+    assert ready_after(10).wait(Run(PROBLEM), late=True)
+    assert loaded.wait(10)
+
+
 def test_a_search_that_is_not_ready_in_time_ends_at_the_limit_and_says_so(
     ready_after: Callable[[float], Compilation],
 ) -> None:

@@ -69,12 +69,12 @@ def test_an_idle_turn_ends_and_its_rest_is_taken_from_the_whole(
     clock.begin_turn(1 / 2)
     part = clock.fork(1)
     now = 10.0
-    part.end_turn_in(5)
+    part.end_turn_in(0.05)
     now = 14.0
     part.end_turn_in(None)
     now = 16.0
     assert not clock.stopped()
-    part.end_turn_in(4)
+    part.end_turn_in(0.04)
     now = 18.0
     assert not part.stopped()
     assert not clock.stopped()
@@ -131,6 +131,26 @@ def test_without_a_limit_only_a_request_stops() -> None:
     assert other.ended()
 
 
+def test_of_a_limit_what_was_waited_for_is_no_time_to_find_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    clock = Clock(20)
+    clock.begin_turn()
+    part = clock.fork(1)
+    now = 10.0
+    part.share_again(10)
+    part.end_turn_in(0.1)
+    now = 10.9
+    assert not part.is_idle()
+    now = 11.0
+    assert part.is_idle()
+    endless = Clock()
+    endless.end_turn_in(0.1)
+    assert not endless.is_idle()
+
+
 def test_longer_patterns_are_searched_on_where_they_are_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -143,7 +163,7 @@ def test_longer_patterns_are_searched_on_where_they_are_better(
     monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
     problem = Problem(chain=chain, platform=platform, scope=scope)
     run = Run(problem, time_limit=100, gap=Fraction(1, 100))
-    run.idle_s = 5
+    run.idle_share = 0.05
     run.report(short)
     run.report_bound(2, scope, "by hand")
     run.begin("general")

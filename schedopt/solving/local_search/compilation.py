@@ -119,6 +119,8 @@ class Compilation:
             answered = run.best() is not None and over
             return not (answered or clock.stop_requested() or run.settled())
 
+        if self.is_under_way():
+            threading.Thread(target=_load_compiler, daemon=True).start()
         while self.is_under_way() and goes_on():
             sleep(POLL_S)
         loaded = goes_on()
@@ -177,6 +179,15 @@ COMPILATIONS: Final = {
     )
 }
 """By the room that is compiled."""
+
+
+def _load_compiler() -> None:
+    """Load what numba needs for any code, which takes most of the time to load some."""
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    with global_compiler_lock:
+        cpu_target.target_context.refresh()
 
 
 def _folder() -> Path:
