@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from schedopt.bench.published.mist_tables import NODE
-from schedopt.bench.published.tables import Line, Tables
+from schedopt.bench.published.tables import NODE, Line, Tables
 from schedopt.bench.suite import Effort
 from schedopt.chain import Chain, Layer
 from schedopt.importing import import_plan, import_profile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +22,7 @@ from schedopt.bench.published.mist_profiles import (
     unusable,
 )
 from schedopt.bench.published.mist_stages import read_stages
-from schedopt.bench.published.tables import Line, Tables
+from schedopt.bench.published.tables import NODE, Line, Tables
 from schedopt.errors import InputError
 from schedopt.importing.kept import Operator
 
@@ -38,8 +37,6 @@ MEASURED: Final = (
     "backward_compute_ns optimizer_ns backward_params_all_reduce_ns "
     "backward_embedding_all_reduce_ns"
 )
-NODE: Final = 8
-"""GPUs of a node, where the table of plans says nothing else of its hardware."""
 GROUP: Final = ", a group of GPUs "
 """What the name of a stage says where GPUs share its operators."""
 
@@ -189,7 +186,8 @@ class Mist:
                 if not line["measured"] or name not in ranks:
                     raise InputError("it was not measured")
                 stages = [*self._stages(line)]
-                plan = MistPlan(line, stages, ranks[name], self._node(line["set"]))
+                node = self.tables.gpus_of_node("mist/plans", line["set"])
+                plan = MistPlan(line, stages, ranks[name], node)
                 self._refuse_unmeasured(plan)
                 plans.append(plan)
             except InputError as error:
@@ -197,10 +195,6 @@ class Mist:
         for name in ranks.keys() - {plan.name for plan in plans} - left_out.keys():
             left_out[name] = "there is no plan of this name in mist/plans"
         return plans, left_out
-
-    def _node(self, name: str) -> int:
-        found = re.search(r"(\d+) a node", self.tables.hardware("mist/plans", name))
-        return int(found[1]) if found else NODE
 
     def _refuse_unmeasured(self, plan: MistPlan) -> None:
         """Refuse a plan of which a message or a collective was not measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from schedopt.errors import InputError
 from schedopt.validation import show
 
 FORMAT: Final = "schedopt-data/1"
+NODE: Final = 8
+"""GPUs of a node, where a table says nothing else of its hardware."""
 
 Line: TypeAlias = Mapping[str, Any]
 """A line of a table, by its columns."""
@@ -102,10 +105,12 @@ class Tables:
         """Return the notes of a table."""
         return self._load(name).notes
 
-    def hardware(self, name: str, key: str) -> str:
-        """Return in words what a table, or its lines of some set, was measured on."""
+    def gpus_of_node(self, name: str, key: str = "") -> int:
+        """Return how many GPUs a node has by what a table, or its lines of some set, ran on."""
         hardware = self._load(name).hardware
-        return str(hardware.get(key, "") if isinstance(hardware, dict) else hardware)
+        words = str(hardware.get(key, "") if isinstance(hardware, dict) else hardware)
+        found = re.search(r"\b([1-9]\d{0,5}) a node", words)
+        return int(found[1]) if found else NODE
 
     def _refuse_without(self, name: str, columns: str) -> None:
         there = self._load(name).columns
