@@ -217,8 +217,9 @@ def _of_rates(profile: _Profile, rates: list[Line]) -> Iterator[Prediction]:
 def _of_steps(profile: _Profile, measured: list[Line]) -> Iterator[Prediction | Unpredicted]:
     """Yield steps from the passes alone, and with what 1F1B takes besides.
 
-    Behind each pass a GPU stops for its message. What 1F1B takes besides is that of the same table,
-    where this has it.
+    Whatever the schedule, a GPU stops for its message behind each pass: also the runtime of zero
+    bubble sends and receives in one batch, for which the next pass waits. What 1F1B takes besides
+    is that of the same table, where this has it.
     """
     rows = [row for row in measured if profile.is_run_of(row)]
     for row in rows:
