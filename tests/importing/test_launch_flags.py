@@ -141,6 +141,26 @@ METRICS:
     }
 
 
+MODULES = {
+    "run --modules mlp moe\nwait\nexit 0": "mlp moe",
+    "run --modules mlp moe; wait": "mlp moe",
+    "run --modules mlp other > log 2>&1 &\nwait": "mlp other",
+    "run --modules other mlp && echo done": "other mlp",
+    "run --modules \\\n  mlp \\\n  other": "mlp other",
+    "A=(--modules mlp other)\nrun ${A[@]}": "mlp other",
+    "A=(\n  --modules mlp\n  moe\n)\nrun ${A[@]}": "mlp moe",
+    "run '--modules mlp other'": "mlp other",
+    "MORE=moe\nrun --modules mlp $MORE": "mlp moe",
+    "modules:\n  - mlp\n  # and\n  - other\nseed: 1": "mlp other",
+    "--modules:\n  - mlp\n  - 'other'\nMETRICS:\n  - loss": "mlp other",
+}
+
+
+@pytest.mark.parametrize("text", MODULES)
+def test_a_list_has_all_its_values_and_no_command(text: str) -> None:
+    assert read_flags(text, lists={"modules": ("mlp", "moe")}).values["modules"] == MODULES[text]
+
+
 QUOTED = {
     "ARGS=()\nARGS+=(\n  \"--split '99,1,0'\"\n  \"--bf16\" \"--seed 1\"\n)\nrun ${ARGS[@]}":
         {"split": "99,1,0", "bf16": True, "seed": "1"},

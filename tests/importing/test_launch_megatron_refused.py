@@ -91,6 +91,8 @@ REFUSED = [
      "'attention' is not known"),
     (f"{P4} --recompute-activations --recompute-modules mlp new_module --lr 3",
      "recompute-modules", "'new_module' is not known"),
+    (f"{P4} --recompute-activations --recompute-modules mlp attention --lr 3",
+     "recompute-modules", "'attention' is not known"),
     (f"{P4} --moe-layer-recompute", "moe-layer-recompute", "is an older name of a module"),
     (f"{P4} --context-parallel-size 2", "pipeline-model-parallel-size",
      "4 (pipeline) x 1 (tensor) x 2 (context) are 8 GPUs, and the platform has 4"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.launch_files.here_documents import unfold
 from schedopt.importing.launch_files.settings import MOST, Contradiction
+from schedopt.importing.launch_files.yaml_flags import FLAG, read_yaml
 from schedopt.importing.reading import read_file
 
 _ARITHMETIC: Final = re.compile(r"\(\([^()]{0,200}\)\)")
@@ -35,8 +36,6 @@ _NESTED: Final = 4
 """Defaults that are variables with defaults, so many in each other."""
 _LONGEST: Final = 4096
 """Characters of a value: one that doubles again and again is not known."""
-_YAML: Final = re.compile(r"\s*(?:- )?([A-Za-z][\w-]*)\s*:(?:\s+(.*?))?\s*")
-_DASHED: Final = re.compile(r"\s*--([A-Za-z][\w-]*):(?:\s+(.*?))?\s*")
 _PRINTED: Final = re.compile(r"""^[ \t]*echo[ \t]+("[^"\n]*"|'[^'\n]*')[ \t]*$""", re.MULTILINE)
 """What a script says to its user."""
 _DEPTHS: Final = {"if": 1, "case": 1, "fi": -1, "esac": -1}
@@ -49,7 +48,10 @@ _UNREAD: Final = re.compile(
 )
 """What may be flags when a script runs, by the names that people give them."""
 _SNAKE: Final = re.compile(r"[a-z]+(?:_[a-z]+)+[;)]?")
-_FLAG: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
+_PLAIN: Final = re.compile(r"[\w$][\w.,:/${}-]*[;)]?")
+"""What may be one of several values, and is no operator of bash."""
+_END: Final = "\n"
+"""The word at the end of a line, outside quotes."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def read_flags(
         For quotes that do not end.
     """
     script = _Script(switches, folder, lists)
-    pairs = [*_yaml(text)] or [*script.flags(text)]
+    pairs = [*read_yaml(text)] or [*script.flags(text)]
     found: dict[str, list[Any]] = {}
     for name, value in pairs:
         values = found.setdefault(name, [])
@@ -126,25 +128,6 @@ def read_flags(
     }
     unread = [word for word, name in script.unread.items() if name not in script.assigned]
     return Flags(once, script.decided, script.missing, unread)
-
-
-def _yaml(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a file of ``name: value`` says; nothing if it is something else."""
-    lines = [line for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"]
-    lines = [re.sub(r"\s#.*", "", line) for line in lines]
-    matches = [match for line in lines if (match := _DASHED.fullmatch(line))]
-    if not matches:
-        matches = [match for line in lines if (match := _YAML.fullmatch(line))]
-        if len(matches) < len(lines):
-            return
-    if any(_FLAG.search(match[2] or "") for match in matches):
-        return
-    for match in matches:
-        name, written = match[1].replace("_", "-"), (match[2] or "").strip("'\"")
-        if written in ("", "null", "~", "None"):
-            continue
-        if written.lower() != "false":
-            yield name, True if written.lower() == "true" else written
 
 
 @dataclass
@@ -200,16 +183,25 @@ class _Script:
         """Yield words, the values of a flag with several of them as one."""
         known: Collection[str] = ()
         values: list[str] = []
+        in_line = False
         for word in words:
-            # Of others those that look alike, which are refused by name.
-            if known and (word.rstrip(";)") in known or _SNAKE.fullmatch(word)):
+            if word == _END:
+                in_line = False
+                continue
+            # Others are refused by name: those of the same line, and behind it those that look
+            # alike, where a command may stand.
+            other = _PLAIN if in_line else _SNAKE
+            if known and (word.rstrip(";)") in known or other.fullmatch(word)):
                 values.append(word)
                 known = () if word[-1] in ";)" else known
                 continue
             if values:
                 yield " ".join(values)
                 values = []
-            known = self.lists.get(word.removeprefix("--").replace("_", "-"), ())
+            # An array may begin in the word.
+            flag = word.rpartition("(")[2].removeprefix("--")
+            known = self.lists.get(flag.replace("_", "-"), ())
+            in_line = True
             yield word
         if values:
             yield " ".join(values)
@@ -247,7 +239,7 @@ class _Script:
                 word = self._expand(word)
             elif unread := _UNREAD.fullmatch(word):
                 self.unread[word] = unread[1] or ""
-            if _FLAG.search(word) and re.search(r"\s", word):
+            if FLAG.search(word) and re.search(r"\s", word):
                 # A command in quotes, or a flag and its value that bash parts where they are used.
                 if flag is not None:
                     yield flag, True
@@ -330,11 +322,12 @@ class _Script:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a text."""
+    """Return the words of a text, among them the ends of lines."""
     text = _PRINTED.sub("", _one_line_each(unfold(text)))
     text = _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), text)
     reader = shlex.shlex(text, posix=True)
     reader.whitespace_split, reader.commenters = True, ""
+    reader.whitespace = " \t\r"
     try:
         return [*reader]
     except ValueError:
@@ -346,7 +339,7 @@ def _split(text: str) -> list[str]:
 
 
 def _one_line_each(text: str) -> str:
-    """Return a text without comments and without backslashes at the end of a line."""
+    """Return a text without comments and backslashes at the end of a line, whose ends are words."""
     found, quote, before = [], "", "\n"
     signs = iter(text.replace("\r\n", "\n"))
     for sign in signs:
@@ -359,7 +352,7 @@ def _one_line_each(text: str) -> str:
             sign = next((other for other in signs if other == "\n"), "")
         elif sign in ("'", '"') and quote in ("", sign):
             quote = "" if quote else sign
-        found.append(sign)
+        found.append(f" {_END} " if sign == _END and not quote else sign)
         before = sign
     return "".join(found)
 
