@@ -275,11 +275,6 @@ class StepData:
 
         return lean(self.costs), lean(self.machine)
 
-    @property
-    def may_redo_layers(self) -> bool:
-        """Whether stages that share no gradients may recompute layer by layer, too."""
-        return any(keeps_all(option.shard) and option.shard >= WAITING for option in self.options)
-
     def count_parts(self, stages: Iterable[HasGroup]) -> int:
         """Return how many parts do the same next to each other, on GPUs and links of their own.
 
