@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedopt import Chain, Layer, Platform, Result, Scope, Stage, solve
-from schedopt.cli.solve import say_what_it_has
+from schedopt.cli.fixed_plan import say_what_it_has
 from tests.cli.commands import printed, run
 
 
