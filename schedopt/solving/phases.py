@@ -162,7 +162,8 @@ def search_phases(problem: Problem, run: Run) -> list[Plan]:
 def plan_phases(problem: Problem) -> Iterator[Phase]:
     """Yield the phases for a problem, the last of which may do all that is asked.
 
-    Steps are looked for in contiguous allocations first, where that takes less time.
+    A step with layers anywhere has one alone, which begins with contiguous allocations: phases for
+    these would begin alike, and leave it less time.
     """
     if problem.scope.engine is not None:
         yield Phase((ENGINE_SOLVER,), "", problem)
@@ -178,9 +179,7 @@ def plan_phases(problem: Problem) -> Iterator[Phase]:
         return
     anywhere = problem.scope.allocation == "general"
     if anywhere and problem.scope.microbatches is not None:
-        contiguous = replace(problem.scope, allocation="contiguous")
-        yield from plan_phases(replace(problem, scope=contiguous))
-        yield Phase(("step",), "any allocation", problem)
+        yield Phase(("step",), "", problem)
         return
     for freedom, words, scope in _freedoms(problem.scope):
         names = SOLVERS[scope.allocation][freedom]

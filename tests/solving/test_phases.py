@@ -53,6 +53,12 @@ def test_what_is_not_allowed_takes_a_tenth_of_the_time_at_most() -> None:
     assert sum(part for (_, tried), part in parts.items() if tried) <= 0.12
 
 
+def test_a_step_with_layers_anywhere_has_all_the_time() -> None:
+    asked = Scope(allocation="general", max_k=None, microbatches=8, recompute=True)
+    problem = Problem(chain=CHAIN, platform=Platform(4, 999), scope=asked)
+    assert [*plan_phases(problem)] == [Phase(("step",), "", problem)]
+
+
 def test_what_proves_short_chains_for_longer_patterns_keeps_a_fifth_of_the_time() -> None:
     short = Problem(chain=Chain(layers=(layer(2, 4, 8),) * 6), platform=Platform(3, 99), scope=ANY)
     phases = [*plan_phases(short), *what_if_phases(short)]
