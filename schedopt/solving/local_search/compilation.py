@@ -1,6 +1,6 @@
 """Compiling the searches in processes of their own, next to what searches without them.
 
-It takes some ten seconds, once on a machine. A thread would hold the interpreter's lock for half of
+It takes some six seconds, once on a machine. A thread would hold the interpreter's lock for half of
 them, and could not be ended. What is compiled is kept on disk, and loaded from there.
 """
 
