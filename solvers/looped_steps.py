@@ -16,7 +16,7 @@ GPU lacks work.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -27,6 +27,7 @@ from schedopt.errors import InputError
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.solving.looped_pipeline import Cuts, Loop, Rounds
+from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
 from schedopt.solving.run import Run
 from schedopt.systems.flush_step import Turn
@@ -45,60 +46,80 @@ LOOPS: Final = (1, 2, 4, 8)
 """Stages of a rank, beside the most that it can have."""
 MOST_OPERATIONS: Final = 60_000
 """That are laid out, those of a part or of all."""
-SHARE: Final = 0.5
-"""Of the time, for looking at loops; the rest is for laying out what was found."""
+MOST_OF_LAYOUT: Final = 0.15
+"""Of the time, that laying one out may take."""
 MOST_LAID_OUT: Final = 3
 """Of what was found, the best."""
 NEARLY: Final = 1.002
 """Over the best step, from which on what may be shorter is not laid out."""
 
 
-def propose(problem: Problem, run: Run) -> Iterator[Plan]:
-    """Yield the best steps of looped pipelines, as far as they may be the shortest of all.
+class LoopedSteps:
+    """The best steps of looped pipelines: looked at first, and laid out when they are wanted.
 
-    Some may not fit. There are none where layers are tied, GPUs differ, or share experts, of which
-    the replicas of the last stage would have too many copies.
+    There are none where layers are tied, GPUs differ, or share experts, of which the replicas of
+    the last stage would have too many copies.
     """
-    looking, shared = run.fork(run.workers, SHARE), problem.chain.context > 1
-    found: list[tuple[int, int, Loop, list[Turn]]] = []
 
-    def look(loop: Loop, order: int, deeper: float) -> None:
-        limit = min(_limit_ns(run), found[0][0] * NEAR if found else inf)
-        if loop.work_ns < limit and loop.least_ns < limit and loop.in_flight(deeper):
-            step = _Simulation(loop, order, loop.in_flight(deeper)).run(limit)
-            if step is not None and not any(row[::2] == (step[0], loop) for row in found):
-                found.append((step[0], len(found), loop, step[1]))
-                found.sort(key=lambda row: row[:2])
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._found: list[tuple[int, int, Loop, list[Turn]]] = []
+        self._waiting: Iterator[tuple[Loop, tuple[int, float]]] | None = None
 
-    for loop in sorted(_list_loops(problem, run.remaining()), key=lambda loop: loop.filled_ns):
-        if looking.stopped() or run.settled():
-            break
-        look(loop, *WAYS[0])
-    for loop, way in product([row[2] for row in found[:MOST_VARIED]], WAYS[1:]):
-        if looking.stopped() or run.settled():
-            break
-        look(loop, *way)
-    laid_out = 0
-    for step_ns, _, loop, turns in sorted(found, key=lambda row: row[:2]):
-        left = run.remaining()
-        # The parts of a fold have their own sequences.
-        parts = loop.fold if shared else 1
-        if laid_out == MOST_LAID_OUT or run.stopped() or NEARLY * step_ns >= _limit_ns(run):
-            return
-        if left is not None and OPERATION_S * parts * len(turns) > left:
-            continue
-        split = problem.scope.split_backward
+    def least_ns(self) -> int:
+        """Return how long the shortest step found takes about, ns; `NEVER`: there is none."""
+        return self._found[0][0] if self._found else NEVER
+
+    def look(self, run: Run, share: float = 1.0) -> None:
+        """Simulate loops in a share of the time of the run, and keep the best of them.
+
+        It goes on where it was cut short. Loops that would take much of the time of the run to be
+        laid out are left out.
+        """
+        looking, left = run.fork(run.workers, share), run.remaining()
+        if self._waiting is None:
+            seconds = None if left is None else MOST_OF_LAYOUT * left
+            self._waiting = self._list_ways(_list_loops(self.problem, seconds))
+        while not (looking.stopped() or run.settled()):
+            loop, (order, deeper) = next(self._waiting, (None, WAYS[0]))
+            if loop is None:
+                return
+            limit = min(_limit_ns(run), self.least_ns() * NEAR)
+            if loop.work_ns < limit and loop.least_ns < limit and loop.in_flight(deeper):
+                step = _Simulation(loop, order, loop.in_flight(deeper)).run(limit)
+                if step is not None and not any(row[::2] == (step[0], loop) for row in self._found):
+                    self._found.append((step[0], len(self._found), loop, step[1]))
+                    self._found.sort(key=lambda row: row[:2])
+
+    def _list_ways(self, loops: Iterable[Loop]) -> Iterator[tuple[Loop, tuple[int, float]]]:
+        """Yield all loops in one way, and then the best of them in others."""
+        for loop in sorted(loops, key=lambda loop: loop.filled_ns):
+            yield loop, WAYS[0]
+        yield from product([row[2] for row in self._found[:MOST_VARIED]], WAYS[1:])
+
+    def lay_out(self, run: Run) -> Iterator[Plan]:
+        """Yield the best steps, as far as they may be the shortest of all; some may not fit."""
+        shared, split = self.problem.chain.context > 1, self.problem.scope.split_backward
         kinds: dict[Kind, tuple[Kind, ...]] = {"F": ("F",), "B": ("I", "W") if split else ("B",)}
-        every = (
-            (one, stage, i * parts + part)
-            for kind, stage, i in turns
-            for one in kinds[kind]
-            for part in range(parts)
-        )
-        # Parts may have links between nodes in common.
-        with suppress(InputError, TooManyTasks):
-            yield lay_out_turns(problem, loop.stages, every, fold=loop.fold // parts)
-            laid_out += 1
+        laid_out = 0
+        for step_ns, _, loop, turns in self._found:
+            left = run.remaining()
+            # The parts of a fold have their own sequences.
+            parts = loop.fold if shared else 1
+            if laid_out == MOST_LAID_OUT or run.stopped() or NEARLY * step_ns >= _limit_ns(run):
+                return
+            if left is not None and OPERATION_S * parts * len(turns) > left:
+                continue
+            every = (
+                (one, stage, i * parts + part)
+                for kind, stage, i in turns
+                for one in kinds[kind]
+                for part in range(parts)
+            )
+            # Parts may have links between nodes in common.
+            with suppress(InputError, TooManyTasks):
+                yield lay_out_turns(self.problem, loop.stages, every, fold=loop.fold // parts)
+                laid_out += 1
 
 
 def _limit_ns(run: Run) -> float:
@@ -117,7 +138,7 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
     cuts, behind = Cuts(problem), len(chain.layers) - _longest_layer(problem)
     most = float(MOST_OPERATIONS)
     if seconds is not None:
-        most = min(most, (1 - SHARE) * seconds / OPERATION_S)
+        most = min(most, seconds / OPERATION_S)
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
     for tensor, ranks in product(problem.degrees, range(2, min(gpus, body) + 1)):
         fold, rest = divmod(gpus, ranks * tensor)
@@ -125,6 +146,8 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
         if rest or count % replicas or node % tensor or fold % chain.context:
             continue
         if replicas > (scope.replicas or replicas):
+            continue
+        if not _may_fit(problem, tensor, ranks, replicas):
             continue
         ways = (True, False) if chain.context == 1 else (False,)
         laid_out = 2 * count // (fold if chain.context == 1 else 1)
@@ -147,6 +170,17 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
                 )
                 if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:
                     yield loop
+
+
+def _may_fit(problem: Problem, tensor: int, ranks: int, replicas: int) -> bool:
+    """Whether ranks may hold the weights of all layers, and what one micro-batch keeps."""
+    layers, gpu = problem.in_group(tensor).layers, problem.platform.gpus[0]
+    workspace = max(layer.workspace_bytes or 0 for layer in layers)
+    optimizer = sum(layer.optimizer_bytes or 0 for layer in layers)
+    held = sum(layer.weight_bytes + layer.saved for layer in layers)
+    if problem.scope.shard != "none":
+        held -= optimizer - optimizer // replicas
+    return held <= ranks * (gpu.usable_bytes - workspace)
 
 
 def _longest_layer(problem: Problem) -> int:

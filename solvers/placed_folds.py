@@ -77,6 +77,15 @@ class PlacedFolds:
         self._moves_left = run.work_limit
         self._told_ns: int | None = None
 
+    def look(self, run: Run, share: float) -> None:
+        """Look at some placements to start from, in a share of the time that the run has left."""
+        part = run.fork(run.workers, share)
+        while not (part.stopped() or run.settled() or self._moves_left == 0):
+            fold, start = next(self._starts, (0, None))
+            if start is None:
+                return
+            self._begin(fold, start, run, part)
+
     def propose(self, run: Run, share: float = 1.0) -> Iterator[Plan]:
         """Yield steps as they are found, in a share of the time that the run has left.
 
@@ -93,8 +102,7 @@ class PlacedFolds:
             fold, start = next(self._starts, (0, None))
             before = self.least_ns()
             if start is not None:
-                if self._may_be_best(fold, run):
-                    self._searches[fold].begin(start, self._moves(fold, FIRST_WORK, part))
+                self._begin(fold, start, run, part)
             elif idle < MOST_IDLE and (near := self._near()):
                 idle, turn = idle + 1, turn + 1
                 fold = near[turn % len(near)]
@@ -104,9 +112,14 @@ class PlacedFolds:
             if self.least_ns() != before:
                 idle, needed = 0, self._needed_s()
             if start is None and run.clock.seconds() - ended > REST * needed:
-                yield from self._lay_out(run)
+                yield from self.lay_out(run)
                 ended = run.clock.seconds()
-        yield from self._lay_out(run)
+        yield from self.lay_out(run)
+
+    def _begin(self, fold: int, start: Choice, run: Run, part: Run) -> None:
+        """Move layers from a placement on, if a step of this fold may be the best of the run."""
+        if self._may_be_best(fold, run):
+            self._searches[fold].begin(start, self._moves(fold, FIRST_WORK, part))
 
     def _needed_s(self) -> float:
         """Return how long it takes to lay the best step out and check it, about, seconds."""
@@ -184,7 +197,7 @@ class PlacedFolds:
         limit = NEAR * min(known.values(), default=0)
         return sorted((fold for fold in known if known[fold] <= limit), key=known.__getitem__)
 
-    def _lay_out(self, run: Run) -> Iterator[Plan]:
+    def lay_out(self, run: Run) -> Iterator[Plan]:
         """Yield the best step, if it is shorter than that of the run and was not yet."""
         near, best, count = self._near(), run.period(), self.problem.scope.microbatches or 1
         if not near or self.least_ns() == self._told_ns:

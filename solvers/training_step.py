@@ -6,12 +6,16 @@ programme from the end of the chain proposes them, for folds of the whole job an
 periods; the step of each is simulated in several orders and depths, and the best are laid out with
 every transfer of their collectives. The same programme bounds all such steps.
 
-Steps of other kinds are found by modules of their own, in shares of the time. First looped
-pipelines; then contiguous stages, in the same order wherever stages may lie: so stages anywhere
-take no longer than contiguous ones whose search ends in its share, or has no more time. Then comes
-a good step of each other kind: stages that recompute layer by layer, layers moved from GPU to GPU,
-grids of engines, and published systems. Then better ones: of engines, in short steps, of layers
-moved again, and of each fold as a step of its own. What is left is for unfinished searches.
+Contiguous stages are searched in the same order, and for as long, wherever stages may lie: alone
+they leave the time that looped pipelines, and layers moved from GPU to GPU, are first looked at
+where others may be. Others come behind that search, unless one of them is already as short as any
+contiguous step is proven to take. So stages anywhere take no longer than contiguous ones do in the
+same time.
+
+Then comes a good step of each other kind: stages that recompute layer by layer, layers moved from
+GPU to GPU, grids of engines, and published systems. Then better ones: of engines, in short steps,
+of layers moved again, and of each fold as a step of its own. What is left is for unfinished
+searches.
 """
 
 from __future__ import annotations
@@ -24,19 +28,24 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.scopes import contiguous
 from schedopt.errors import InputError
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
+from schedopt.solvers.contiguous_steps import (
+    begin_redone,
+    find_enough_ns,
+    improve,
+    search_contiguous,
+)
 from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
 from schedopt.solvers.grid_steps import propose as propose_steps
-from schedopt.solvers.looped_steps import propose as propose_loops
+from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solvers.placed_folds import PlacedFolds, list_folds
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.short_steps import propose as propose_short
-from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solvers.step_reports import StepReports, report_valid
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.replicas.arrays import NEVER
@@ -46,22 +55,27 @@ from schedopt.solving.run import Run
 
 if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
-    from schedopt.solving.replicas.candidates import Candidate
 
 # First steps, in this order.
 FIRST_S: Final = 5.0
 """For a first answer while what searches is compiled."""
-MOST_OF_LOOPS: Final = 0.3
-"""Of the time, for looped pipelines."""
-SHARE_OF_CONTIGUOUS: Final = 0.5
-"""Of the time that is left then, for contiguous stages where others are looked for, too, unless it
-still finds better ones."""
-FIRST_SHARE: Final = 0.5
-"""The same for the first of them where no others are."""
-SHARE_OF_LESS: Final = 0.5
-"""Of any time for contiguous stages, for each search but the widest: see `_begin`."""
-FIRST_SHARE_OF_REDONE: Final = 0.3
-"""Of the time that is left then, for stages that may recompute layer by layer."""
+SHARE_OF_LOOPS: Final = 0.1
+"""Of the time, for looking at looped pipelines where stages may lie anywhere."""
+MORE_OF_LOOPS: Final = 0.1
+"""Of the time that is left then, where they are ahead."""
+SHARE_OF_PLACED_AT_FIRST: Final = 0.05
+"""Of the time that is left then, for layers that move from GPU to GPU."""
+SHARE_OF_OTHERS: Final = 0.17
+"""Of the time, that contiguous stages leave to all that is looked at before them."""
+MARGIN: Final = 0.05
+"""Of the time, that contiguous stages alone leave, too: no two clocks are alike."""
+SHARE_OF_CONTIGUOUS: Final = 0.75
+"""Of the rest, for contiguous stages, unless they still get shorter."""
+SHARE_BEHIND_OTHERS: Final = 0.25
+"""Of the time that is left then, for contiguous stages where others are shorter than any of them,
+unless they still get shorter: layers are moved from theirs."""
+SHARE_BEFORE_ENGINES: Final = 0.5
+"""The same where engines may run others, since nodes share links."""
 FIRST_SHARE_OF_PLACED: Final = 0.5
 """Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_SEEDS: Final = 0.25
@@ -96,10 +110,6 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    if problem.scope.allocation == "general":
-        # Before what searches is there, and for engines beside to know a step.
-        for plan in propose_loops(problem, run.fork(run.workers, MOST_OF_LOOPS)):
-            report_valid(plan, run)
     engines = _needs_engines(problem)
     if engines and run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
@@ -136,6 +146,12 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
+    limit_s, loops = run.remaining(), LoopedSteps(problem) if anywhere else None
+    if loops is not None:
+        loops.look(run, SHARE_OF_LOOPS)
+        if not (alike and problem.platform.uniform) or compilation.is_under_way():
+            loops.look(run, MORE_OF_LOOPS)
+            _lay_out_loops(loops, run)
     if compilation.is_under_way():
         _report_meanwhile(problem, run, alike=alike)
     if anywhere:
@@ -149,9 +165,17 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(problem, run, cutoff) if engines else None
     if step is not None:
-        _prove(with_halves(step), run)
+        bound = _prove(with_halves(step), run)
+        ahead = False
+        if loops is not None and placed is not None:
+            ahead = _look_at_others(loops, placed, run, bound)
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
-            searches += _begin(step, run, layout)
+            part = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
+            searches += search_contiguous(step, part, layout)
+            searches += begin_redone(step, run, layout)
+    goes_on = anywhere or not problem.platform.uniform
+    if loops is not None:
+        _lay_out_loops(loops, run)
     if placed is not None and not COMPILATIONS["flush_search"].is_under_way():
         _place(placed, run, FIRST_SHARE_OF_PLACED)
     if own is not None:
@@ -164,9 +188,10 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     part = run.fork(run.workers, SHARE)
     part.clock.shorten(engines_s or 0.0)
     others = anywhere and fold == 1 and _has_time_for_others(problem, part)
-    ahead = placed is not None and placed.least_ns() == cutoff()
-    before = SHARE_BEHIND if ahead else SHARE_BEFORE_OTHERS
-    _improve(searches, part, before if others else None)
+    moved = placed is not None and placed.least_ns() == cutoff()
+    before = SHARE_BEHIND if moved else SHARE_BEFORE_OTHERS
+    if goes_on:
+        improve(searches, part, before if others else None)
     if own is not None:
         own.improve(engines_s)
     for plan in propose_short(problem, run):
@@ -177,9 +202,52 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         propose = propose_folds_again if _is_through(searches) else propose_folds
         for plan in propose(problem, run):
             report_valid(plan, run)
-    if not (_is_through(searches) or run.stopped()):
+    if goes_on and not (_is_through(searches) or run.stopped()):
         # What others did not need.
-        _improve(searches[-1:], run.fork(run.workers, 1.0), None)
+        improve(searches[-1:], run.fork(run.workers, 1.0), None)
+
+
+def _lay_out_loops(loops: LoopedSteps, run: Run) -> None:
+    """Report the looped pipelines that were found, as far as they are the shortest."""
+    for plan in loops.lay_out(run.fork(run.workers, MOST_OF_OTHERS)):
+        report_valid(plan, run)
+
+
+def _look_at_others(loops: LoopedSteps, placed: PlacedFolds, run: Run, bound: int | None) -> bool:
+    """Return whether other stages are found that are as short as any contiguous ones can be.
+
+    `bound` is what those take at least, ns.
+    """
+    if not COMPILATIONS["flush_search"].is_under_way():
+        placed.look(run, SHARE_OF_PLACED_AT_FIRST)
+    if bound is None:
+        return False
+    if loops.least_ns() <= bound:
+        loops.look(run, MORE_OF_LOOPS)
+        _lay_out_loops(loops, run)
+    if placed.least_ns() <= bound:
+        for plan in placed.lay_out(run):
+            report_valid(plan, run)
+    best = run.best()
+    return best is not None and best.pattern.period_total_ns <= bound
+
+
+def _part_of_contiguous(problem: Problem, run: Run, limit_s: float | None, *, ahead: bool) -> Run:
+    """Return a run for contiguous stages, of which there were some seconds to begin with.
+
+    Where links of nodes are shared, engines run what that search does not see.
+    """
+    engines, left = not problem.platform.uniform, run.remaining()
+    part = run.fork(run.workers, SHARE if ahead or engines else 1.0)
+    part.events = run.events
+    if ahead or engines:
+        share = SHARE_BEHIND_OTHERS if ahead else SHARE_BEFORE_ENGINES
+        part.clock.end_early(share / SHARE)
+    elif limit_s is not None and left is not None:
+        kept = SHARE_OF_OTHERS + (0.0 if problem.scope.allocation == "general" else MARGIN)
+        part.clock.shorten(max(0.0, left - (1 - kept) * limit_s))
+        part.clock.end_early(SHARE_OF_CONTIGUOUS)
+    return part
 
 
 def _place(placed: PlacedFolds, run: Run, share: float) -> None:
@@ -261,89 +329,11 @@ def _search_parts(problem: Problem, fold: int, run: Run, *, engines: bool) -> bo
     part, left = run.fork(run.workers, SHARE), run.remaining()
     if left is not None:
         part.clock.shorten(engines * SHARE_OF_ENGINES * left)
-    search = StepSearch(step, part, enough_ns=_enough_ns(problem, run, contiguous(problem)))
+    search = StepSearch(step, part, enough_ns=find_enough_ns(problem, run, contiguous(problem)))
     reports = StepReports(search, run)
     reports.follow(search.improve())
     reports.lay_out_best()
     return bool(search.candidates.best)
-
-
-def _enough_ns(problem: Problem, run: Run, scope: Scope) -> int:
-    """Return up to which length no step of a scope can be shorter by more than the gap, ns.
-
-    0 where one may take longer than by the search, which leaves the links between nodes out.
-    """
-    bound = run.bound(scope)
-    if bound is None or not problem.platform.uniform:
-        return 0
-    return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
-
-
-def _begin(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
-    """Begin to search stages on GPUs of their own; the last search is the widest.
-
-    Where gradients or parameters may be shared, first those that share the optimizer state at most;
-    then all contiguous ones, from those on that others choose. Where any allocation is allowed
-    these go on, in their share of the time; then those that may recompute layer by layer begin.
-    """
-    from schedopt.solving.replicas.search import StepSearch
-    from schedopt.solving.replicas.stages import read_step, with_layers_redone
-    from schedopt.solving.replicas.step_bound import fits
-
-    problem, anywhere = step.problem, step.problem.scope.allocation == "general"
-    # Whatever else is allowed, the same are found.
-    narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
-    part = run.fork(run.workers, SHARE if anywhere else FIRST_SHARE)
-    if anywhere:
-        part.clock.end_early(SHARE_OF_CONTIGUOUS / SHARE)
-    steps: list[tuple[StepData, int]] = []
-    if problem.scope.shard in ("gradient", "parameter"):
-        less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))
-        if less is not None and fits(less):
-            steps.append((less, 0))
-    if fits(step):
-        steps.append((step, _enough_ns(problem, run, contiguous(problem))))
-    searches: list[StepReports] = []
-    laid_out: set[Candidate] = set()
-    for number, (one, enough_ns) in enumerate(steps, 1):
-        own = part if number == len(steps) else part.fork(run.workers, SHARE_OF_LESS)
-        proposals = propose_stages(narrow, part) if one is step else ()
-        search = StepSearch(one, own, proposals=proposals, enough_ns=enough_ns)
-        if searches:
-            search.candidates.take(searches[-1].search.candidates)
-        searches.append(StepReports(search, run, layout, laid_out))
-        searches[-1].follow(search.begin(), _behind_s(part, run))
-    if anywhere:
-        _improve(searches, part, None)
-    redone = with_layers_redone(step)
-    if redone is not None:
-        own = run.fork(run.workers, FIRST_SHARE_OF_REDONE)
-        enough_ns = _enough_ns(problem, run, problem.scope)
-        # Perhaps none recomputes layer by layer, and fits.
-        search = StepSearch(redone, own, late=False, enough_ns=enough_ns)
-        searches.append(StepReports(search, run, layout, laid_out))
-        searches[-1].follow(search.begin(), _behind_s(own, run))
-    return searches
-
-
-def _behind_s(part: Run, run: Run) -> float:
-    """Return how many seconds a run has behind a part of it; 0 without a limit."""
-    return max(0.0, (run.remaining() or 0.0) - (part.remaining() or 0.0))
-
-
-def _improve(searches: Sequence[StepReports], run: Run, enough: float | None) -> None:
-    """Go on with searches for contiguous stages, the last of which is the widest.
-
-    Without others behind it takes all time that is left, and else `enough` of it: see `StepSearch`.
-    """
-    for number, one in enumerate(searches, 1):
-        last = number == len(searches)
-        if not one.search.is_through:
-            own = run if last else run.fork(run.workers, SHARE_OF_LESS)
-            one.search.resume(own, enough if last else None)
-            one.follow(one.search.improve())
-            one.lay_out_best()
-        searches[-1].search.candidates.take(one.search.candidates)
 
 
 def _refuse_unsupported(problem: Problem) -> None:
@@ -369,8 +359,8 @@ def _refuse_unsupported(problem: Problem) -> None:
         )
 
 
-def _prove(step: StepData, run: Run) -> None:
-    """Report the bound of all contiguous steps, or that there is none."""
+def _prove(step: StepData, run: Run) -> int | None:
+    """Report the bound of all contiguous steps and return it, ns, or report that there is none."""
     from schedopt.solving.replicas.step_bound import fits, least_makespan, least_memory
 
     problem = step.problem
@@ -379,8 +369,9 @@ def _prove(step: StepData, run: Run) -> None:
         # Stages lie on GPUs in the given order, which says what leads from node to node.
         scope = replace(scope, gpu_order="given")
     if fits(step):
-        run.report_bound(Fraction(least_makespan(step, run), step.count), scope, PROOF)
-        return
+        least = least_makespan(step, run)
+        run.report_bound(Fraction(least, step.count), scope, PROOF)
+        return least
     memory = least_memory(step) + problem.platform.gpus[0].reserved_bytes
     # Layers that run one by one take more where all are added up, or with gradients of halves.
     whole = problem.scope.memory == "peak" and not problem.scope.split_backward
@@ -394,3 +385,4 @@ def _prove(step: StepData, run: Run) -> None:
             gpu=0,
         )
     )
+    return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,12 +16,22 @@ from schedopt.account import fits
 from schedopt.bounds import lower_bounds
 from schedopt.network import Link, Network, Node, NodeLink
 from schedopt.problem import training_step, widest_step
-from schedopt.solvers.looped_steps import propose
+from schedopt.solvers import looped_steps
+from schedopt.solvers.looped_steps import LoopedSteps
+from schedopt.solving.clock import Clock
 from schedopt.solving.looped_pipeline import Rounds
 from schedopt.solving.run import Run
+from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.training_steps import training_steps
 from tests.tensor_groups import chain_in_group, two_nodes, variants
+
+
+def propose(problem: Problem, run: Run) -> Iterator[Plan]:
+    """Yield what is found in the time of a run."""
+    loops = LoopedSteps(problem)
+    loops.look(run)
+    return loops.lay_out(run)
 
 
 def heavy_end(memory: int) -> Problem:
@@ -227,3 +238,29 @@ def test_activations_go_between_rounds_of_a_ring() -> None:
     assert rounds.send(130, 5) == 136
     assert (rounds.left, rounds.begin) == (0, 136)
     assert rounds.send(137, 5) == 137
+
+
+@given(problem=training_steps())
+@trials(300)
+def test_loops_that_are_left_out_for_their_memory_do_not_fit(problem: Problem) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(looped_steps, "_may_fit", lambda *_: True)
+        loops = [*looped_steps._list_loops(problem, None)]
+    for loop in loops:
+        if loop.in_flight(1.0):
+            replicas = loop.fold * loop.ranks
+            assert looped_steps._may_fit(problem, loop.tensor, loop.ranks, replicas)
+
+
+def test_looking_goes_on_where_it_was_cut_short() -> None:
+    problem, ticks = heavy_end(memory=25), count()
+    run, short = Run(problem), Run(problem)
+    whole, parts = LoopedSteps(problem), LoopedSteps(problem)
+    whole.look(run)
+    short.clock = Clock(100.0, now=lambda: float(next(ticks)))
+    looks = 0
+    while parts.least_ns() > whole.least_ns() and looks < 100:
+        # It looks at the clock before each loop, and when it begins.
+        parts.look(short, 0.06)
+        looks += 1
+    assert parts.least_ns() == whole.least_ns() == 10

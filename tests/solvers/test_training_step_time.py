@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,11 @@ from schedopt.families import random_chain
 from schedopt.problem import training_step, widest_step
 from schedopt.solvers import fold_search, grid_steps, placed_folds, step_reports
 from schedopt.solvers import training_step as solver
+from schedopt.solvers.contiguous_steps import search_contiguous
+from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
-from schedopt.solving.replicas import layout, stages
+from schedopt.solving.replicas import layout
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
@@ -30,6 +33,7 @@ from tests.bench.test_hybrid import sized
 from tests.budgets import trials
 from tests.examples import layer
 from tests.solvers.step_searches import step_data
+from tests.solvers.test_looped_steps import heavy_end
 from tests.solvers.training_steps import training_steps
 
 
@@ -38,6 +42,12 @@ def problem_of(count: int) -> Problem:
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
     chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
     return training_step(chain, Platform(4, 60, bandwidth=4 * 10**9), count, widest_step(chain))
+
+
+def look_in_vain(loops: LoopedSteps, placed: placed_folds.PlacedFolds, run: Run, _: object) -> bool:
+    """Take the time for other stages, without using what is found."""
+    placed.look(run, solver.SHARE_OF_PLACED_AT_FIRST)
+    return False
 
 
 def test_what_takes_long_to_be_laid_out_is_laid_out_once(
@@ -97,38 +107,58 @@ def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert len(found) == len(laid_out)
 
 
-@pytest.mark.parametrize("work", [50, 400, 1200, None])
+@pytest.mark.parametrize("work", [200, 1500, None])
 @pytest.mark.parametrize("seed", [1, 3])
 def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
     monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None
 ) -> None:
+    """In the same time, whatever others took before them."""
     runs: list[Run] = []
-    known: list[Plan | None] = []
+    found: list[int] = []
     chain = sized(random_chain(10, seed).chain)
     anywhere = ask(chain, 8, memory_at(chain, 8, "tight"))
     scope = replace(anywhere.scope, allocation="contiguous")
 
-    def search(problem: Problem, limit: float | None) -> None:
+    def note(*given: Any) -> list[step_reports.StepReports]:
+        reports = search_contiguous(*given)
+        best = runs[-1].best()
+        assert best is not None
+        found.append(best.pattern.period_total_ns)
+        runs[-1].stop()
+        return reports
+
+    def solve(problem: Problem) -> None:
         ticks = count()
         runs.append(Run(problem))
         # A search looks at the clock before each simulation: so time is work.
-        runs[-1].clock = Clock(limit, now=lambda: float(next(ticks)))
+        runs[-1].clock = Clock(work, now=lambda: float(next(ticks)))
         solver.solve(problem, runs[-1])
-
-    def note(_: StepData) -> None:
-        known.append(runs[-1].best())
-        runs[-1].stop()
 
     monkeypatch.setattr(layout, "OPERATION_S", 0.0)
     monkeypatch.setattr(layout.LayoutTime, "measure", lambda *_: nullcontext())
-    search(replace(anywhere, scope=scope), work)
-    alone = runs[-1].period()
-    monkeypatch.setattr(solver, "propose_loops", lambda *_: ())
-    monkeypatch.setattr(stages, "with_layers_redone", note)
-    search(anywhere, None if work is None else work / solver.SHARE_OF_CONTIGUOUS)
-    assert alone is not None
-    assert known[0] is not None
-    assert known[0].pattern.period <= alone
+    monkeypatch.setattr(solver, "search_contiguous", note)
+    solve(replace(anywhere, scope=scope))
+    # What is ahead of all contiguous stages has their time.
+    monkeypatch.setattr(solver, "_look_at_others", look_in_vain)
+    solve(anywhere)
+    alone, beside = found
+    assert beside <= alone
+
+
+def test_what_is_shorter_than_all_contiguous_stages_comes_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, before = heavy_end(memory=25), list[Plan | None]()
+
+    def note(_: StepData, run: Run, __: object) -> list[step_reports.StepReports]:
+        before.append(run.best())
+        run.stop()
+        return []
+
+    monkeypatch.setattr(solver, "search_contiguous", note)
+    solver.solve(problem, Run(problem))
+    # Contiguous stages take 12 ns at least.
+    assert [plan and plan.pattern.period_total_ns for plan in before] == [10]
 
 
 @pytest.mark.parametrize("time_limit", [None, 1.0])

@@ -269,7 +269,7 @@ class StepSearch:
         for one in chosen:
             if self.candidates.is_over():
                 return
-            self._search_fold(*one)
+            yield from self._search_fold(*one)
             if not self.candidates.is_over():
                 self._passes.remove(one)
             yield
@@ -311,8 +311,10 @@ class StepSearch:
             if any(option.replicas > fold for option in multiples):
                 yield multiples, fold, (STEADY, *WEIGHTS) if fold == 1 else (STEADY,)
 
-    def _search_fold(self, options: list[Option], fold: int, weights: Sequence[float]) -> None:
-        """Try the stages of a programme, for several periods.
+    def _search_fold(
+        self, options: list[Option], fold: int, weights: Sequence[float]
+    ) -> Iterator[None]:
+        """Try the stages of a programme, for one period after the other.
 
         Those with equal replicas go on from each other alone: see `_uniform_part`.
         """
@@ -334,6 +336,7 @@ class StepSearch:
                     self._add(stages, depth, candidates)
                 if self.candidates.is_over():
                     return
+            yield
 
     def _least_period(self, options: Array, fold: int, candidates: Candidates) -> int | None:
         """Return about the least period at which there are stages; None if there are none.
