@@ -62,7 +62,7 @@ FIRST_S: Final = 5.0
 SHARE_OF_LOOPS: Final = 0.1
 """Of the time, for looking at looped pipelines where stages may lie anywhere."""
 MORE_OF_LOOPS: Final = 0.1
-"""Of the time that is left then, where they are ahead."""
+"""Of the time that is left then, where they are ahead, or nothing else is there yet."""
 SHARE_OF_PLACED_AT_FIRST: Final = 0.05
 """Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_OTHERS: Final = 0.17
