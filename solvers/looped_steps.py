@@ -9,8 +9,10 @@ an embedding, has gradients that come last and are large: it may be a stage of i
 rank, whose other gradients are on their way by then. The job is a fold, each part of which has a
 GPU or a tensor group on each rank. Either the GPUs of a part lie in a row, so that activations stay
 in a node and gradients go from node to node; or those of a rank do, and it is the other way round;
-then GPUs in a row may share sequences, too. Micro-batches are let in as memory allows, so that no
-GPU lacks work.
+then GPUs in a row may share sequences, too. Where the GPUs of a rank share a network card, their
+parts are laid out together, and what leaves the node is what takes long: there are also loops in
+which no stage lies on several ranks, and cuts level what these have to do. Micro-batches are let in
+as memory allows, so that no GPU lacks work.
 """
 
 from __future__ import annotations
@@ -38,10 +40,21 @@ WAYS: Final = tuple(product((0, 1, 2), (1.0, 1.5, 0.5)))
 
 These over those of which each rank can hold all that it may have to.
 """
+SLOPES: Final = {3: (1.4, 2.0), 4: (1.0, 2.6)}
+"""By order: how many micro-batches later a forward is due a stage on, and earlier a backward is.
+
+Times the stages of a rank. The last backward is due when as many micro-batches are in flight.
+"""
+LEVELLED: Final = ((3, 1.0), (4, 1.0), (2, 1.0))
+"""The ways of loops in which no stage lies on all ranks, where links have much to do."""
+MOST_LEVELLED: Final = 16
+"""Ranks of such a loop."""
 NEAR: Final = 1.03
 """Over the best loop, up to which one is looked at in other ways, too."""
 MOST_VARIED: Final = 6
 """Loops that are looked at in all ways."""
+THIN: Final = (0.6, 0.8, 1.0)
+"""What the first stages take of that of later ones, where no stage lies on all ranks."""
 LOOPS: Final = (1, 2, 4, 8)
 """Stages of a rank, beside the most that it can have."""
 MOST_OPERATIONS: Final = 60_000
@@ -94,8 +107,10 @@ class LoopedSteps:
     def _list_ways(self, loops: Iterable[Loop]) -> Iterator[tuple[Loop, tuple[int, float]]]:
         """Yield all loops in one way, and then the best of them in others."""
         for loop in sorted(loops, key=lambda loop: loop.filled_ns):
-            yield loop, WAYS[0]
-        yield from product([row[2] for row in self._found[:MOST_VARIED]], WAYS[1:])
+            yield loop, _ways(loop)[0]
+        for loop in [row[2] for row in self._found[:MOST_VARIED]]:
+            for way in _ways(loop)[1:]:
+                yield loop, way
 
     def lay_out(self, run: Run) -> Iterator[Plan]:
         """Yield the best steps, as far as they may be the shortest of all; some may not fit."""
@@ -116,10 +131,15 @@ class LoopedSteps:
                 for one in kinds[kind]
                 for part in range(parts)
             )
-            # Parts may have links between nodes in common.
+            fold = loop.fold // (parts * loop.sharing)
             with suppress(InputError, TooManyTasks):
-                yield lay_out_turns(self.problem, loop.stages, every, fold=loop.fold // parts)
+                yield lay_out_turns(self.problem, loop.stages, every, fold=fold)
                 laid_out += 1
+
+
+def _ways(loop: Loop) -> Sequence[tuple[int, float]]:
+    """Return the orders in which a loop is looked at, and how many micro-batches are in flight."""
+    return WAYS if loop.shared else LEVELLED
 
 
 def _limit_ns(run: Run) -> float:
@@ -150,7 +170,6 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
         if not _may_fit(problem, tensor, ranks, replicas):
             continue
         ways = (True, False) if chain.context == 1 else (False,)
-        laid_out = 2 * count // (fold if chain.context == 1 else 1)
         # A first layer of which nothing goes round needs no ranks of its own.
         firsts = (0, 1) if fold > 1 and body > ranks else (0,)
         for loops, inside, alone in product(sorted({*LOOPS, body // ranks}), ways, firsts):
@@ -160,14 +179,22 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
                 continue
             # The first layer may take next to no time.
             left = {body % ranks, (body - 1) % ranks} if not alone else {(body - 1) % ranks}
-            ends = {(0, 1), (0, behind)}
-            ends |= {(rest, 1) if gcd(rest, ranks) > 1 else (0, 1 + rest) for rest in left}
-            for spread, shared in sorted(ends):
+            ends = {(0, 1, 1.0), (0, behind, 1.0)}
+            ends |= {
+                (rest, 1, 1.0) if gcd(rest, ranks) > 1 else (0, 1 + rest, 1.0) for rest in left
+            }
+            if loops == 2 and not alone and ranks <= MOST_LEVELLED:
+                ends |= {(0, 0, thin) for thin in THIN}
+            for spread, shared, thin in sorted(ends):
                 if alone + ranks * loops > body + 1 - spread - shared:
                     continue
                 loop = Loop(
-                    problem, cuts, ranks, tensor, loops, alone, spread, shared, fold, inside
+                    problem, cuts, ranks, tensor, loops, alone, spread, shared, fold, inside, thin
                 )
+                # What a stage on all ranks sends is too much only where cards are shared.
+                if not shared and loop.sharing == 1:
+                    continue
+                laid_out = 2 * count // (fold // loop.sharing if chain.context == 1 else 1)
                 if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:
                     yield loop
 
@@ -200,7 +227,7 @@ class _Simulation:
         0: forwards before backwards, later stages first, but first the backwards of micro-batches
         that let others in; so in the end each stage is through as early as can be, and its
         gradients go round while others run. 1: so, but with no backwards first; 2: backwards before
-        forwards, in turn of the stages.
+        forwards, in turn of the stages. Others: what is due first, see `SLOPES`.
     in_flight : int
         Micro-batches.
     """
@@ -209,18 +236,25 @@ class _Simulation:
     order: int
     in_flight: int
 
-    def urgency(self, kind: Kind, stage: int, i: int) -> tuple[int, int, int]:
+    def urgency(self, kind: Kind, stage: int, i: int) -> tuple[float, int, int]:
         """Return a key of an operation, the least of which goes first.
 
         All ranks wait for a first layer of its own, which takes little.
         """
-        if stage < self.loop.alone:
+        loop = self.loop
+        if stage < loop.alone:
             return -1, 0, i
+        if self.order in SLOPES:
+            turn, far = i // loop.sharing, stage / loop.loops
+            ahead, back = SLOPES[self.order]
+            forward = kind == "F"
+            due = turn + ahead * far if forward else turn + self.in_flight - back * far
+            return due, not forward, i
         if self.order == 2:
             return (0, -stage, i) if kind == "B" else (1, stage, i)
         if kind == "F":
             return 0, -stage, i
-        if not self.order and i < self.loop.count - self.in_flight:
+        if not self.order and i < (loop.count - self.in_flight) * loop.sharing:
             return 1, i, 0
         return 2, -stage, i
 
@@ -230,17 +264,21 @@ class _Simulation:
         None if it does not fit, or is not below the limit.
         """
         loop, ranks, last = self.loop, self.loop.ranks, len(self.loop.stages) - 1
+        parts = loop.sharing
         lengths, trips, kept = loop.lengths, loop.trips, loop.kept
-        ready: list[list[tuple[tuple[int, int, int], Kind, int, int]]] = [[] for _ in range(ranks)]
+        ready: list[list[tuple[tuple[float, int, int], Kind, int, int]]] = [
+            [] for _ in range(ranks * parts)
+        ]
         events: list[tuple[int, int, bool, Kind, int, int]] = []
-        busy, sends, receives, room = [False] * ranks, [0] * ranks, [0] * ranks, [*loop.room]
+        busy, sends, receives = [False] * ranks * parts, [0] * ranks, [0] * ranks
+        room = [*loop.room] * parts
         ended = [0] * (last + 1)
         nodes = [loop.nodes_of(loop.alone + rank) for rank in range(ranks)]
-        left, rounds = loop.count, None
+        left, rounds = loop.count * parts, None
         turns: list[Turn] = []
-        entered = min(self.in_flight, loop.count)
+        entered = [min(self.in_flight, loop.count)] * parts
         now = number = 0
-        for i in range(entered):
+        for i in range(entered[0] * parts):
             events.append((0, number, False, "F", 0, i))
             number += 1
         while events:
@@ -248,7 +286,9 @@ class _Simulation:
             touched = set()
             while events and events[0][0] == now:
                 _, _, ends, kind, stage, i = heapq.heappop(events)
-                here = loop.rank_of(stage, i)
+                part = i % parts
+                rank = loop.rank_of(stage, i // parts)
+                here = part * ranks + rank
                 touched.add(here)
                 if not ends:
                     heapq.heappush(ready[here], (self.urgency(kind, stage, i), kind, stage, i))
@@ -262,18 +302,19 @@ class _Simulation:
                     if not left and rounds is None and self._leaves(last):
                         rounds = Rounds.of(loop, last, now)
                     if not stage:
-                        if entered == loop.count:
+                        if entered[part] == loop.count:
                             continue
-                        following, then, i, entered = 0, "F", entered, entered + 1
+                        following, then, i = 0, "F", entered[part] * parts + part
+                        entered[part] += 1
                 elif stage == last:
                     following, then = stage, "B"
-                there = loop.rank_of(following, i)
-                if there != here and following != stage:
+                there = loop.rank_of(following, i // parts)
+                if there != rank and following != stage:
                     trip = trips[min(stage, following)]
-                    start = max(now, sends[here], receives[there])
-                    if rounds is not None and nodes[here] != nodes[there]:
+                    start = max(now, sends[rank], receives[there])
+                    if rounds is not None and nodes[rank] != nodes[there]:
                         start = rounds.send(start, trip)
-                    sends[here] = receives[there] = arrives = start + trip
+                    sends[rank] = receives[there] = arrives = start + trip
                 heapq.heappush(events, (arrives, number, False, then, following, i))
                 number += 1
             for here in touched:

@@ -2,7 +2,8 @@
 
 Stage s lies on rank s mod p (Lamy-Poirier 2023), and the last one on all ranks. A first layer may
 be a stage of its own before these, on the last rank. Layers that are left over before the last
-stage are as many stages as lie on equally many ranks each.
+stage are as many stages as lie on equally many ranks each. Or no stage lies on several ranks, and
+cuts level what these have to do.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Self
 from schedopt.bounds.recomputation import held_bytes
 from schedopt.cuts import Cut, balanced_cuts
 from schedopt.problem import Problem
+from schedopt.solving.levelled_cuts import levelled_cuts
 from schedopt.stage import Stage
 
 
@@ -39,6 +41,12 @@ class Cuts:
             cuts += [(first, first + each - 1) for first in range(behind, begin, each)]
         return [*[(0, 0)][:alone], *cuts, (begin, begin + shared - 1)]
 
+    def levelled(self, loop: Loop) -> list[Cut]:
+        """Return the cuts of all layers into stages of one rank each."""
+        gpu, layers = self.problem.platform.gpus[0], self.problem.in_group(loop.tensor).layers
+        lengths = [gpu.duration_ns(one.forward_ns + one.backward_ns) for one in layers]
+        return levelled_cuts(lengths, loop.ranks, loop.loops, loop.count, loop.thin)
+
 
 @dataclass(frozen=True, eq=False)
 class Loop:
@@ -60,11 +68,13 @@ class Loop:
     left : int
         Layers before the last stage, in `parted` stages, each of which lies on some ranks alone.
     shared : int
-        Layers of the last stage, which lies on all ranks.
+        Layers of the last stage, which lies on all ranks; 0: there is none such, and none left.
     fold : int
         Parts.
     inside : bool
         Whether the GPUs of a part lie in a row; else those of a rank do.
+    thin : float
+        Where no stage lies on all ranks: see `levelled_cuts`.
     """
 
     problem: Problem
@@ -77,11 +87,25 @@ class Loop:
     shared: int
     fold: int
     inside: bool
+    thin: float = 1.0
 
     @property
     def count(self) -> int:
         """Micro-batches of a part."""
         return (self.problem.scope.microbatches or 1) // self.fold
+
+    @cached_property
+    def sharing(self) -> int:
+        """Parts whose activations go over the same network card; 1 where each has its own."""
+        network = self.problem.platform.network
+        if self.inside or network is None or self.problem.chain.context > 1:
+            return 1
+        number = network.node_of[0]
+        gpus = network.nodes[number].gpus
+        if self.fold * self.tensor % gpus:
+            return 1
+        of_card = gpus // max(1, network.cards_of(number))
+        return gcd(self.fold, max(1, of_card // self.tensor))
 
     @property
     def parted(self) -> int:
@@ -92,7 +116,8 @@ class Loop:
     def stages(self) -> list[Stage]:
         """The stages, with the GPUs of all parts."""
         around = self.ranks * self.loops
-        cuts = self.cuts.of(self.tensor, self.alone, around, self.left, self.parted, self.shared)
+        key = self.tensor, self.alone, around, self.left, self.parted, self.shared
+        cuts = self.cuts.of(*key) if self.shared else self.cuts.levelled(self)
         sharded = self.problem.scope.shard != "none"
         return [
             Stage(
@@ -113,7 +138,7 @@ class Loop:
             *around[self.ranks - self.alone :],
             *(self.loops * around),
             *left,
-            range(self.ranks),
+            *[range(self.ranks)][: self.shared],
         ]
 
     def ranks_of(self, stage: int) -> range:
@@ -126,8 +151,11 @@ class Loop:
         return ranks[microbatch % len(ranks)]
 
     def _gpu(self, rank: int, part: int) -> int:
-        place = part * self.ranks + rank if self.inside else rank * self.fold + part
-        return self.tensor * place
+        if self.inside:
+            return self.tensor * (part * self.ranks + rank)
+        # Those that share cards are in one part of the layout.
+        apart = self.fold // self.sharing
+        return self.tensor * (rank * self.fold + part % apart * self.sharing + part // apart)
 
     @cached_property
     def lengths(self) -> list[tuple[int, int]]:
