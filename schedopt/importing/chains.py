@@ -131,7 +131,7 @@ def import_degrees(
     """
     text, _ = _read(path, "piper")
     with naming_file(path):
-        degrees = piper_degrees(text)
+        degrees, others = piper_degrees(text)
     chains = [
         import_chain(path, "piper", cuts=cuts, copies=copies, name=name, degree=degree)
         for degree in (degrees or [1])
@@ -142,8 +142,11 @@ def import_degrees(
             for degree, imported in zip(degrees, chains, strict=True)
         )
         profile = Profile(name=chains[0].chain.name, variants=variants)
-    left_out = "Bytes that tensor parallelism adds to edges between stages are left out."
-    return profile, (*chains[0].notes, left_out)
+    left_out = ["Bytes that tensor parallelism adds to edges between stages are left out."]
+    if others:
+        listed = ", ".join(map(str, others))
+        left_out.append(f"Tensor degrees {listed} are left out: not all nodes have them.")
+    return profile, (*chains[0].notes, *left_out)
 
 
 def _read(path: str | Path, source: str) -> tuple[str, str]:

@@ -23,6 +23,11 @@ HALVES: Final[Mapping[str, tuple[str, ...]]] = {
 READS: Final = (NORM, "qkv", "dense", "GEMM", "gelu", "context", "post-process")
 """Operators that keep what they read: products and norms need it for their gradients."""
 
+IN_LAYER: Final = tuple(name for norm, inside in HALVES.items() for name in (norm, *inside))
+ORDER: Final = ("embedding", *IN_LAYER, "layernorm", "post-process")
+"""What the names of the operators of a profile say, in the order of execution: one layer, what
+comes before the layers, and two behind them."""
+
 Tensor = int | str
 """What an operator makes, by its number, or as text its mask; -1 is what enters the first one."""
 
@@ -34,6 +39,16 @@ class Operator:
     name: str
     input_bytes: int
     made_bytes: int
+
+
+def misplaced(names: Sequence[str]) -> str:
+    """Return in words how operators are not those of `ORDER`; empty if they are."""
+    for number, (word, name) in enumerate(zip(ORDER, names, strict=False)):
+        if word not in name:
+            return f"operator {number} is {name}, where {word} comes"
+    if len(names) != len(ORDER):
+        return f"there are {len(names)} operators, where a profile has {len(ORDER)}"
+    return ""
 
 
 def stashed_bytes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
@@ -49,40 +49,78 @@ def piper_text(path: Path, text: str) -> str:
 
 def _table_nodes(lines: Sequence[Line]) -> list[str]:
     """Return the nodes of a table as those of Piper's own format."""
-    nodes: dict[tuple[int, str], dict[int, list[str]]] = {}
+    names: dict[int, str] = {}
+    nodes: dict[int, dict[int, dict[str, Line]]] = {}
     for line in lines:
-        kind = line["variant"].text()
+        kind, number = line["variant"].text(), whole(line["node"])
         if kind not in _KINDS:
             raise InputError(
                 f"{kind!r:.40} is not known",
                 field=line["variant"].path,
                 way_out=f"Give {' or '.join(_KINDS)}",
             )
-        entry = (
-            f'{{"id": "{_KINDS[kind]}", "timePerSample": {whole(line["time_ns"])}e-9, '
-            f'"parameterSize": {line["parameter_bytes"].bytes()}, '
-            f'"memoryUsageA": {line["memory_a_bytes"].bytes()}}}'
-        )
-        degrees = nodes.setdefault((whole(line["node"]), line["name"].text()), {})
-        degrees.setdefault(whole(line["tp"], 1), []).append(entry)
+        if names.setdefault(number, line["name"].text()) != line["name"].text():
+            raise InputError(
+                f"node {number} is also called {names[number]!r:.40}",
+                field=line["name"].path,
+                way_out="Give it one name, or another number",
+            )
+        kinds = nodes.setdefault(number, {}).setdefault(whole(line["tp"], 1), {})
+        if kind in kinds:
+            raise InputError(
+                f"node {number} has it twice with tensor degree {whole(line['tp'])}",
+                field=line["variant"].path,
+                way_out="Keep one of them",
+            )
+        kinds[kind] = line
     return [
-        f'{{"id": {number}, "name": {json.dumps(name)}, "TMPCs": {{'
-        + ", ".join(f'"{degree}": [{", ".join(found)}]' for degree, found in degrees.items())
+        f'{{"id": {number}, "name": {json.dumps(names[number])}, "TMPCs": {{'
+        + ", ".join(f'"{degree}": [{_entries(kinds)}]' for degree, kinds in degrees.items())
         + "}}"
-        for (number, name), degrees in nodes.items()
+        for number, degrees in nodes.items()
     ]
 
 
-def piper_degrees(text: str) -> list[int]:
-    """Return the degrees of tensor parallelism for which every node has figures, ascending."""
+def _entries(kinds: Mapping[str, Line]) -> str:
+    """Return the times and bytes of a node without and with recompute."""
+    line = next(iter(kinds.values()))
+    if missing := [kind for kind in _KINDS if kind not in kinds]:
+        raise InputError(
+            f"node {whole(line['node'])} has no {missing[0]!r} with tensor degree "
+            f"{whole(line['tp'])}",
+            field=line["variant"].path,
+            way_out="Give both: what recompute adds to the time is the forward",
+        )
+    time, longer = (whole(kinds[kind]["time_ns"]) for kind in _KINDS)
+    if not time <= longer <= 2 * time:
+        raise InputError(
+            f"recompute takes {longer} ns, and {time} ns without",
+            field=kinds["recompute"]["time_ns"].path,
+            way_out="What it adds is the forward, which is a part of the time without it",
+        )
+    return ", ".join(
+        f'{{"id": "{_KINDS[kind]}", "timePerSample": {whole(line["time_ns"])}e-9, '
+        f'"parameterSize": {line["parameter_bytes"].bytes()}, '
+        f'"memoryUsageA": {line["memory_a_bytes"].bytes()}}}'
+        for kind, line in kinds.items()
+    )
+
+
+def piper_degrees(text: str) -> tuple[list[int], list[int]]:
+    """Return the degrees of tensor parallelism of which every node has figures, and the others."""
     nodes = parse_json(text).get("nodes").entries()
     measured = [
-        item.get("TMPCs").require(dict, "an object")
+        set(item.get("TMPCs").require(dict, "an object"))
         for item in nodes
         if item.get("name").text() != INPUT
     ]
-    shared = set(measured[0]).intersection(*measured[1:]) if measured else set()
-    return sorted(int(degree) for degree in shared if degree.isascii() and degree.isdigit())
+    shared = measured[0].intersection(*measured[1:]) if measured else set()
+    others = set().union(*measured) - shared
+    return _numbers(shared), _numbers(others)
+
+
+def _numbers(degrees: Iterable[str]) -> list[int]:
+    return sorted(int(degree) for degree in degrees if degree.isascii() and degree.isdigit())
 
 
 def read_piper(text: str, degree: int = 1) -> Graph:

@@ -8,12 +8,12 @@ from math import lcm
 from pathlib import Path
 from typing import Final
 
-from schedopt.chain import Chain
+from schedopt.chain import MOST_LAYERS, Chain
 from schedopt.checking import check
 from schedopt.errors import InputError, naming_file
-from schedopt.importing.profiles import chosen, operator_chains
+from schedopt.importing.profiles import operator_chains
 from schedopt.importing.reading import Item
-from schedopt.importing.tables import Line, read_table, whole
+from schedopt.importing.tables import Line, chosen, read_table, whole
 from schedopt.platform import Platform
 from schedopt.profile import Profile, Variant
 from schedopt.result import Result
@@ -110,7 +110,11 @@ def import_plan(
 
 
 def _profile(table: Path, line: Line) -> Profile:
-    kind, model, layers = line["set"].text(), line["model"].text(), whole(line["layers"], 1)
+    kind, model, layers = (
+        line["set"].text(),
+        line["model"].text(),
+        whole(line["layers"], 1, MOST_LAYERS),
+    )
     with naming_file(table):
         lines = chosen(table, read_table(table, _OPERATORS), "set", kind, "set")
         chains = operator_chains(chosen(table, lines, "model", model, "model"), layers)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from schedopt.chain import Chain, Layer
+from schedopt.chain import MOST_LAYERS, Chain, Layer
 from schedopt.errors import InputError, naming_file
-from schedopt.importing.kept import Operator, saved_bytes
+from schedopt.importing.kept import Operator, misplaced, saved_bytes
 from schedopt.importing.reading import Item, as_bytes
-from schedopt.importing.tables import Line, read_table, whole
+from schedopt.importing.tables import Line, chosen, read_table, whole
 from schedopt.profile import Profile, Variant
-from schedopt.validation import show
+from schedopt.validation import as_whole
 
 ProfileSource = Literal["superscaler", "sailor"]
 MIB: Final = 2**20
@@ -24,6 +24,7 @@ _PARTS: Final = (
 _OPERATORS: Final = (
     "model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib activations_mib"
 )
+_ORDER: Final = ("embedding", "layer", "head")
 DID_NOT_RUN: Final = 10**10
 """ns, what Aceso's profiler writes where an operator ran out of memory."""
 _SAILOR: Final = "model gpu mbs tp forward_ns backward_ns update_ns"
@@ -93,58 +94,53 @@ def _operator_notes(lines: Sequence[Line], variants: Variants) -> Iterator[str]:
         "Each tensor that a backward needs is saved once: peaks predicted so are within 4 % of "
         "measured ones in the mean."
     )
-    left = {whole(line["mbs"], 1) for line in lines} - {samples for _, samples in variants}
-    if left:
-        sizes = " and ".join(str(samples) for samples in sorted(left))
+    measured = {(whole(line["tp"], 1), whole(line["mbs"], 1)) for line in lines}
+    there = {samples for _, samples in variants}
+    if left := {samples for _, samples in measured} - there:
         yield (
-            f"Micro-batches of {sizes} are left out: an operator did not run with them on one GPU."
+            f"Micro-batches of {_listed(left)} are left out: an operator did not run with them on "
+            "one GPU."
         )
+    for tensor in sorted({tensor for tensor, _ in measured}):
+        left = {samples for samples in there if (tensor, samples) in measured - {*variants}}
+        if left:
+            yield (
+                f"With tensor degree {tensor} micro-batches of {_listed(left)} are left out: an "
+                "operator did not run."
+            )
 
 
-def chosen(
-    path: Path, lines: Sequence[Line], column: str, value: str | None, field: str
-) -> list[Line]:
-    """Return the lines with a value in a column; if none is asked for, there may be one only.
-
-    What is wrong with the value that is asked for is told of the field, not of the file.
-    """
-    with naming_file(path):
-        there = list(dict.fromkeys(line[column].text() for line in lines))
-    names = ", ".join(there)
-    if value is None and len(there) > 1:
-        raise InputError(
-            f"the table has several: {names}", field=field, way_out=f"Choose one: {there[0]}"
-        )
-    if value is not None and value not in there:
-        raise InputError(
-            f"the table has no {show(value)}", field=field, way_out=f"Choose one of {names}"
-        )
-    return [line for line in lines if value is None or line[column].text() == value]
+def _listed(sizes: Iterable[int]) -> str:
+    return " and ".join(str(samples) for samples in sorted(sizes))
 
 
 def _superscaler(
     path: Path, model: str | None, gpu: str | None, layers: int | None
 ) -> tuple[Variants, str, tuple[str, ...]]:
     lines = read_table(path, "model mbs tp forward_ns backward_ns")
-    of_parts = bool(lines) and "part" in lines[0]
+    if not lines:
+        raise InputError(
+            "has no lines", field="rows", way_out="Is the table complete?", source=str(path)
+        )
+    of_parts = "part" in lines[0]
     lines = read_table(path, _PARTS if of_parts else _OPERATORS)
-    if lines and "set" in lines[0]:
+    if "set" in lines[0]:
         lines = chosen(path, lines, "set", gpu, "gpu")
     elif gpu is not None:
         raise InputError(
             "the table is of one kind of GPU", field="gpu", way_out="Leave it out", source=str(path)
         )
     lines = chosen(path, lines, "model", model, "model")
-    name = lines[0]["model"].text() if lines else ""
+    name = lines[0]["model"].text()
     with naming_file(path):
         variants = _parts(lines) if of_parts else operator_chains(lines, layers)
-    notes = (
-        "Weights are those in half precision; gradients, a copy of the weights and two moments in "
-        "single precision come on top: 18 bytes a parameter.",
-        *(_PARTS_NOTE if of_parts else _operator_notes(lines, variants)),
-        "The head has its own copy of the embedding; that their gradients are added up is left "
-        "out.",
-    )
+        notes = (
+            "Weights are those in half precision; gradients, a copy of the weights and two moments "
+            "in single precision come on top: 18 bytes a parameter.",
+            *(_PARTS_NOTE if of_parts else _operator_notes(lines, variants)),
+            "The head has its own copy of the embedding; that their gradients are added up is left "
+            "out.",
+        )
     return variants, name, notes
 
 
@@ -160,10 +156,11 @@ def _parts(lines: Sequence[Line]) -> dict[tuple[int, int], Chain]:
     chains = {}
     for (tensor, samples), parts in _by_variant(lines).items():
         layers = []
+        _refuse_disordered(parts)
         for line in parts:
             weights = line["weights_bytes"].bytes()
             workspace = max(line[f"{way}_reserved_max_bytes"].bytes() for way in ("fwd", "bwd"))
-            count = whole(line["count"], 1)
+            count = whole(line["count"], 1, MOST_LAYERS)
             for number in range(count):
                 part = line["part"].text()
                 layers.append(
@@ -186,6 +183,21 @@ def _parts(lines: Sequence[Line]) -> dict[tuple[int, int], Chain]:
     return _with_whole_outputs(chains)
 
 
+def _refuse_disordered(parts: Sequence[Line]) -> None:
+    """Refuse parts that do not stand in the order of execution, where their names tell it."""
+    last = 0
+    for line in parts:
+        part = line["part"].text()
+        place = _ORDER.index(part) if part in _ORDER else last
+        if place < last:
+            raise InputError(
+                f"{part} stands behind {_ORDER[last]}",
+                field=line["part"].path,
+                way_out=f"Give the parts in the order of execution: {', '.join(_ORDER)}",
+            )
+        last = place
+
+
 def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int, int], Chain]:
     """Return the operators of a model as chains, the degree and the samples as keys.
 
@@ -198,6 +210,7 @@ def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int
             field="layers",
             way_out="Give the number of layers",
         )
+    layers = as_whole(layers, "layers", low=1, high=MOST_LAYERS)
     usual = [line for line in lines if whole(line["algo"]) == 0]
     found = {key: one for key, one in _by_variant(usual).items() if _ran(one)}
     alone = {samples for tensor, samples in found if tensor == 1}
@@ -205,6 +218,12 @@ def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int
     for (tensor, samples), one in found.items():
         if samples not in alone:
             continue
+        if wrong := misplaced([line["op"].text() for line in one]):
+            raise InputError(
+                f"with tensor degree {tensor} and {samples} samples {wrong}",
+                field=one[0]["op"].path,
+                way_out="Give each once, in the order of execution: one, those of one layer, two",
+            )
         numbered = [("", line) for line in one[_EARLIER]]
         for number in range(layers):
             numbered += [(f".{number}", line) for line in one[_INSIDE]]

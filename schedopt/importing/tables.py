@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from schedopt.errors import InputError, naming_file
 from schedopt.importing.reading import Item, parse_json, read_file
-from schedopt.validation import show
+from schedopt.validation import LARGEST, show
 
 FORMAT: Final = "schedopt-data/1"
 Line: TypeAlias = Mapping[str, Item]
@@ -58,12 +58,39 @@ def read_table(path: str | Path, columns: str) -> list[Line]:
         return lines
 
 
-def whole(item: Item, low: int = 0) -> int:
+def chosen(
+    path: Path, lines: Sequence[Line], column: str, value: str | None, field: str
+) -> list[Line]:
+    """Return the lines with a value in a column; if none is asked for, there may be one only.
+
+    What is wrong with the value that is asked for is told of the field, not of the file.
+    """
+    with naming_file(path):
+        there = list(dict.fromkeys(_named(line[column]) for line in lines))
+    names = ", ".join(there)
+    if value is None and len(there) > 1:
+        raise InputError(
+            f"the table has several: {names}", field=field, way_out=f"Choose one: {there[0]}"
+        )
+    if value is not None and value not in there:
+        raise InputError(
+            f"the table has no {show(value)}", field=field, way_out=f"Choose one of {names}"
+        )
+    return [line for line in lines if value is None or line[column].text() == value]
+
+
+def _named(item: Item) -> str:
+    if not item.text().strip():
+        raise InputError("is empty", field=item.path, way_out="Say what this line is of")
+    return item.text()
+
+
+def whole(item: Item, low: int = 0, high: int = LARGEST) -> int:
     """Return a whole number of a line."""
     value = item.exact()
-    if value.denominator != 1 or value < low:
+    if value.denominator != 1 or not low <= value <= high:
         raise InputError(
-            f"{item.value} is not a whole number from {low}",
+            f"{item.value} is not a whole number from {low} to {high}",
             field=item.path,
             way_out="Give one, in the unit that the name of its column ends in",
         )

@@ -68,11 +68,19 @@ def changed(row: int, column: str, value: object) -> Callable[[list[list[Any]]],
     ("change", "words"),
     [
         (changed(3, "variant", "half"), r"variants.json: rows\[3\].variant: 'half' is not known"),
-        (changed(3, "time_ns", 20), "variants.json: .*timePerSample: recomputation adds -1e-08 s"),
+        (
+            changed(3, "time_ns", 20),
+            r"variants.json: rows\[3\].time_ns: recompute takes 20 ns, and 30",
+        ),
+        (changed(3, "time_ns", 61), r"rows\[3\].time_ns: recompute takes 61 ns, and 30 ns without"),
+        (changed(3, "node", 2), r"rows\[4\].name: node 2 is also called 'first'"),
         (changed(2, "time_ns", "30"), r"variants.json: rows\[2\].time_ns: '30' is not a number"),
         (changed(2, "tp", 0), r"variants.json: rows\[2\].tp: 0 is not a whole number from 1"),
-        (lambda rows: rows.pop(), "no entries are called 'activation recomp'"),
-        (lambda rows: rows.append(rows[-1]), "2 entries are called 'activation recomp'"),
+        (
+            lambda rows: rows.pop(),
+            r"rows\[4\].variant: node 2 has no 'recompute' with tensor degree 1",
+        ),
+        (lambda rows: rows.append(rows[-1]), r"rows\[6\].variant: node 2 has it twice"),
     ],
 )
 def test_tables_that_are_wrong(
@@ -91,3 +99,10 @@ def test_edges_that_are_not_there(tmp_path: Path) -> None:
     shutil.copy(path, tmp_path / "edges.json")
     with pytest.raises(InputError, match=r"edges.json: source: is not a column"):
         import_degrees(path)
+
+
+def test_a_degree_that_a_node_lacks_is_told(tmp_path: Path) -> None:
+    rows = [*ROWS, *([*row[:2], 2, *row[3:]] for row in ROWS[:4])]
+    profile, notes = import_degrees(write(tmp_path, rows, EDGES))
+    assert profile.degrees == (1,)
+    assert notes[-1] == "Tensor degrees 2 are left out: not all nodes have them."

@@ -170,6 +170,12 @@ def test_all_degrees_of_piper_are_a_profile(tmp_path: Path) -> None:
         ({"rows": [[*PARTS["rows"][0][:5], "12 us", *PARTS["rows"][0][6:]]]},
          r"forward_ns: '12 us' is not a number"),
         ({"rows": [PARTS["rows"][0], PARTS["rows"][3], PARTS["rows"][4]]}, "layers"),
+        ({"rows": []}, "layers.json: rows: has no lines"),
+        ({"rows": PARTS["rows"][2::-1]}, r"rows\[1\].part: layer stands behind head"),
+        ({"rows": [["", *PARTS["rows"][0][1:]]]}, r"rows\[0\].model: is empty"),
+        # So many layers would never end.
+        ({"rows": [[*PARTS["rows"][1][:4], 2**49, *PARTS["rows"][1][5:]]]},
+         r"rows\[0\].count: 562949953421312 is not a whole number from 1 to 4096"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -195,6 +201,42 @@ def test_lines_that_are_not_there_are_refused(
 def test_operators_need_the_number_of_layers() -> None:
     with pytest.raises(InputError, match=r"ops.json: layers: the table has the operators of one"):
         import_profile(OPERATORS, "superscaler", model="1.3B", gpu="a10g")
+
+
+@pytest.mark.parametrize("layers", [0, 10**9])
+def test_so_many_layers_are_refused(layers: int) -> None:
+    with pytest.raises(InputError, match=r"layers: .*4096"):
+        import_profile(OPERATORS, "superscaler", model="1.3B", gpu="a10g", layers=layers)
+
+
+def operators(folder: Path, change: Callable[[list[list[Any]]], None]) -> Path:
+    """The operators of one model on one GPU and two, with one sample and two, and a change."""
+    document = json.loads(OPERATORS.read_text())
+    names = ("set", "model", "mbs", "tp", "algo")
+    places = [document["columns"].index(name) for name in names]
+    wanted = [["a10g", "1.3B", mbs, tp, 0] for tp in (1, 2) for mbs in (1, 2)]
+    rows = [row for key in wanted for row in document["rows"] if [row[at] for at in places] == key]
+    change(rows)
+    return table(folder / "ops.json", document["columns"], rows)
+
+
+def test_operators_out_of_order_are_refused(tmp_path: Path) -> None:
+    path = operators(tmp_path, lambda rows: rows.reverse())
+    with pytest.raises(InputError, match=r"ops.json: rows\[0\].op: with tensor degree 2 and 2 sam"):
+        import_profile(path, "superscaler", layers=2)
+
+
+def test_a_degree_that_did_not_run_with_a_size_is_told(tmp_path: Path) -> None:
+    place = json.loads(OPERATORS.read_text())["columns"].index("forward_ns")
+
+    def stop(rows: list[list[Any]]) -> None:
+        rows[-1][place] = 10**10
+
+    imported = import_profile(operators(tmp_path, stop), "superscaler", layers=2)
+    shapes = {(one.tensor, one.chain.samples) for one in imported.profile.variants}
+    assert shapes == {(1, 1), (1, 2), (2, 1)}
+    said = "With tensor degree 2 micro-batches of 2 are left out: an operator did not run."
+    assert said in imported.notes
 
 
 def imported(name: str, platform: str) -> Result:

@@ -10,7 +10,7 @@ import numpy as np
 
 from schedopt.bench.published.prediction import unknown
 from schedopt.bench.published.tables import Line
-from schedopt.importing.kept import HALVES
+from schedopt.importing.kept import IN_LAYER, misplaced
 from schedopt.importing.profiles import DID_NOT_RUN
 
 MIB: Final = 2**20
@@ -18,10 +18,6 @@ OPS: Final = (
     "set model mbs tp algo op forward_ns backward_ns input_mib output_mib weights_mib "
     "activations_mib"
 )
-IN_LAYER: Final = tuple(name for norm, inside in HALVES.items() for name in (norm, *inside))
-ORDER: Final = ("embedding", *IN_LAYER, "layernorm", "post-process")
-"""What the names of the operators of a profile say, in the order of execution: one layer, what
-comes before the layers, and two behind them."""
 LAYER: Final = slice(1, 1 + len(IN_LAYER))
 """The operators of one layer, of the list that a profile has."""
 COLUMN_THEN_ROW: Final = 0
@@ -55,14 +51,11 @@ def read_profiles(lines: Sequence[Line], collectives: Curves) -> Profiles:
 
 def unusable(profile: Sequence[Op]) -> str:
     """Return in words why a profile is none: operators out of order, or that were not measured."""
-    for number, (word, op) in enumerate(zip(ORDER, profile, strict=False)):
-        if word not in op["op"]:
-            return f"operator {number} is {op['op']}, where {word} comes"
+    if wrong := misplaced([op["op"] for op in profile]):
+        return wrong
     for op in profile:
         if why := unknown(op, OPS):
             return f"{op['op']}: {why}"
-    if len(profile) != len(ORDER):
-        return f"there are {len(profile)} operators, where a profile has {len(ORDER)}"
     return ""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedopt.bench.published.mist_profiles import IN_LAYER, ORDER
 from schedopt.bench.published.tables import Line
 from schedopt.errors import InputError
+from schedopt.importing.kept import IN_LAYER, ORDER
 from schedopt.validation import show
 
 NEEDED = ("layers", "mbs", "microbatches", "gpus")
