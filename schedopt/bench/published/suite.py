@@ -2,79 +2,37 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from importlib.resources import files
 from math import inf
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from schedopt.bench.published.mist_tables import GROUP
+from schedopt.bench.published.marks import (
+    PACKAGES,
+    ROWS,
+    TESTS,
+    UNPREDICTED,
+    Test,
+    load_tests,
+    missed,
+    misses,
+)
+from schedopt.bench.published.page import OVERVIEW, TABLES
 from schedopt.bench.published.prediction import Package, Prediction, Unpredicted
 from schedopt.bench.published.tables import Tables
-from schedopt.bench.records import Record, RecordFile, of_family
-from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite, Table
-from schedopt.bench.tables import Row, show
+from schedopt.bench.records import RecordFile, of_family
+from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite
+from schedopt.bench.tables import Row
 from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PACKAGES: Final = (
-    "mist",
-    "vocabulary",
-    "zero_bubble",
-    "sailor",
-    "vtrain",
-    "simumax",
-    "korthikanti",
-)
-ROWS: Final = "rows"
-UNPREDICTED: Final = "unpredicted"
-TESTS: Final = "tests"
 EVERY: Final = "every row"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Test:
-    """What is predicted, and how well it should be.
-
-    Parameters
-    ----------
-    says : str
-    unit : {"time", "bytes", "percent"}
-        Of its figures.
-    reference, mark : list of float
-        Mean and largest absolute error, percent; empty where there is none.
-    lower : bool
-        Whether only what lies above the figure is an error.
-    """
-
-    says: str
-    unit: Literal["time", "bytes", "percent"]
-    reference: Sequence[float] = ()
-    mark: Sequence[float] = ()
-    lower: bool = False
-
-    def error(self, row: Row) -> float:
-        """Return the absolute error of a row, percent."""
-        signed = float(row["error_percent"])
-        return max(0.0, signed) if self.lower else abs(signed)
-
-
-@cache
-def load_tests() -> Mapping[tuple[str, str], Test]:
-    """Return all tests by package and name, in order."""
-    table = tomllib.loads((files(__package__) / "tests.toml").read_text(encoding="utf-8"))
-    return {
-        (package, name): Test(**test)
-        for package, tests in table.items()
-        for name, test in tests.items()
-    }
 
 
 def published_cases(tables: Tables) -> Iterator[Case]:
@@ -172,143 +130,10 @@ def _summary(test: Test, rows: Sequence[Row], _: Effort, __: Proceed) -> dict[st
     }
 
 
-def _pair(values: Sequence[float] | None) -> str:
-    return " / ".join(f"{value:g}" for value in values or ())
-
-
-def _missed(row: Row) -> bool:
-    if row["mark"] is None or row["mean"] is None:
-        return False
-    reached = zip((row["mean"], row["largest"]), row["mark"], strict=False)
-    # Marks have one decimal, or two.
-    return any(error > mark and round(error, 1) > mark for error, mark in reached)
-
-
-def misses(records: Records) -> Iterator[str]:
-    """Yield the tests that do not reach their mark."""
-    for row in of_family(records, TESTS):
-        if _missed(row):
-            worst = max(_rows_of(records, row), key=lambda other: abs(other["error_percent"]))
-            yield (
-                f"{row['package']} {row['test']}: {row['mean']:.2f} / {row['largest']:.2f} %, mark "
-                f"{_pair(row['mark'])}; worst {worst['row']}, {worst['error_percent']:+.1f} %"
-            )
-
-
-def _rows_of(records: Records, test: Row) -> list[Record]:
-    return [
-        row
-        for row in of_family(records, ROWS)
-        if (row["package"], row["test"]) == (test["package"], test["test"]) and not row["doubt"]
-    ]
-
-
-def _test_rows(records: Records) -> list[dict[str, Any]]:
-    tests = load_tests()
-    return [
-        {
-            **row,
-            "says": tests[row["package"], row["test"]].says,
-            "errors": _pair([round(row[name], 2) for name in ("mean", "largest")])
-            if row["mean"] is not None
-            else "",
-            "bias": show(row["bias"], "+.2f"),
-            "reference": _pair(row["reference"]),
-            "mark": _pair(row["mark"]),
-            "reached": "" if row["mark"] is None else "no" if _missed(row) else "yes",
-        }
-        for row in of_family(records, TESTS)
-    ]
-
-
-def _sorted_rows(records: Records) -> list[dict[str, Any]]:
-    tests = load_tests()
-    rows = sorted(of_family(records, ROWS), key=lambda row: -abs(row["error_percent"]))
-    found = []
-    for row in rows:
-        unit = tests[row["package"], row["test"]].unit
-        figures = {name: _show(row[name], unit) for name in ("predicted", "measured")}
-        found.append({**row, **figures, "error": f"{row['error_percent']:+.2f} %"})
-    return found
-
-
-def _show(value: float, unit: str) -> str:
-    if unit == "time":
-        return show([round(value), 1], "time")
-    return show(round(value), "bytes") if unit == "bytes" else f"{value:.4g}"
-
-
-def _package_rows(records: Records) -> list[dict[str, Any]]:
-    found = []
-    for package in PACKAGES:
-        rows = [row for row in of_family(records, ROWS) if row["package"] == package]
-        judged = [abs(row["error_percent"]) for row in rows if not row["doubt"]]
-        if judged:
-            worst = {"package": package, "rows": len(judged)}
-            found.append({**worst, "mean": f"{mean(judged):.2f}", "largest": f"{max(judged):.2f}"})
-    return sorted(found, key=lambda row: -float(row["mean"]))
-
-
-def _group_rows(records: Records) -> list[dict[str, Any]]:
-    """Return the passes of stages whose GPUs form a tensor group, as measured over predicted."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in of_family(records, ROWS):
-        if row["test"].startswith("d ") and GROUP in row["row"]:
-            stage, _, gpus = row["row"].partition(GROUP)
-            ratio = row["measured"] / row["predicted"]
-            which = row["test"].removeprefix("d ").replace(", ", "_")
-            found.setdefault(row["row"], {"gpus": gpus, "stage": stage})[which] = f"{ratio:.2f}"
-    return sorted(found.values(), key=lambda row: (row["gpus"], row["stage"]))
-
-
-def _layer_rows(records: Records) -> list[dict[str, Any]]:
-    """Return how long a layer took, over its time on the row that it is fitted on."""
-    found = []
-    for row in of_family(records, ROWS):
-        if row["test"] == "a layer":
-            ratio = row["measured"] / row["predicted"]
-            times = {name: show([row[name]], "time") for name in ("predicted", "measured")}
-            found.append({"row": row["row"], **times, "ratio": f"{ratio:.2f}"})
-    return sorted(found, key=lambda row: (row["row"].split(", ")[1], -float(row["ratio"])))
-
-
-def _without_worst(records: Records) -> list[dict[str, Any]]:
-    """Return for the tests that miss their mark what they reach without some rows."""
-    tests, found = load_tests(), []
-    for row in of_family(records, TESTS):
-        if not _missed(row):
-            continue
-        test = tests[row["package"], row["test"]]
-        rows = sorted(_rows_of(records, row), key=test.error, reverse=True)
-        for place, worst in enumerate(rows[:-1]):
-            rest = [test.error(other) for other in rows[place + 1 :]]
-            found.append(
-                {
-                    "package": row["package"],
-                    "test": row["test"],
-                    "row": worst["row"],
-                    "error": f"{worst['error_percent']:+.2f} %",
-                    "rest": _pair([round(mean(rest), 2), round(max(rest), 2)]),
-                    "mark": _pair(row["mark"]),
-                }
-            )
-            if not _missed({**row, "mean": mean(rest), "largest": max(rest)}):
-                break
-    return found
-
-
-def _constant_rows(records: Records) -> list[dict[str, Any]]:
-    return [
-        {"package": row["package"], "test": row["test"], "constant": name, "value": f"{value:g}"}
-        for row in of_family(records, TESTS)
-        for name, value in row["constants"].items()
-    ]
-
-
 def _summary_lines(records: Records) -> Iterable[str]:
     tests = of_family(records, TESTS)
     marked = [row for row in tests if row["mark"] is not None]
-    reached = sum(not _missed(row) for row in marked)
+    reached = sum(not missed(row) for row in marked)
     rows = sum(row["rows"] for row in tests)
     yield f"{rows} figures in {len(tests)} tests; {reached} of {len(marked)} marks are reached."
     left = len(of_family(records, UNPREDICTED))
@@ -336,63 +161,7 @@ SUITE: Final = Suite(
     misses=misses,
     well="No mark is missed.",
     summary=_summary_lines,
-    overview=Table(
-        "Errors, percent (mean / largest)",
-        "",
-        "package test rows errors reference mark reached",
-        _test_rows,
-        keys=2,
-    ),
-    tables=[
-        Table(
-            "Tests",
-            "Errors in percent, mean / largest; the bias is their mean with its sign.",
-            "package test says=what rows doubted errors bias reference mark reached",
-            _test_rows,
-        ),
-        Table("Packages", "The worst first.", "package rows mean largest", _package_rows),
-        Table(
-            "Marks that are missed",
-            "The worst rows, up to those without which the mark would be reached, and the errors "
-            "of the rest (mean / largest).",
-            "package test row error rest mark",
-            _without_worst,
-            keys=3,
-        ),
-        Table(
-            "Tensor groups",
-            "Passes of stages whose GPUs share each operator, as measured over those of the "
-            "profile, and over those with the all-reduces of the table of collectives. Both are "
-            "the same for all groups of one size; where some of these are twice as fast as "
-            "others, their GPUs had other links.",
-            "gpus=GPUs stage forward backward forward_collectives=forward,~table "
-            "backward_collectives=backward,~table",
-            _group_rows,
-            keys=2,
-        ),
-        Table(
-            "Layers",
-            "The forward of a layer that a step of vTrain comes to: as the row on which it is "
-            "fitted gives it, and as the row itself would. What follows from size, tensor degree "
-            "and micro-batch is the same for all rows that share them: where these differ most, a "
-            "step is missed by as much.",
-            "row predicted=fitted measured=own ratio",
-            _layer_rows,
-        ),
-        Table(
-            "Constants that were fitted",
-            "On other rows than the judged one. What the optimizer takes is the median over all "
-            "ranks of a set of GPUs.",
-            "package test constant value",
-            _constant_rows,
-        ),
-        Table(
-            "Rows",
-            "The worst first.",
-            "error package test row predicted measured doubt",
-            _sorted_rows,
-        ),
-        Table("Rows that are not predicted", "", "package row why", UNPREDICTED, keys=2),
-    ],
+    overview=OVERVIEW,
+    tables=TABLES,
     draw=_draw,
 )

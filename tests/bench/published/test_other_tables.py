@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from schedopt.bench.published import suite
-from schedopt.bench.published.suite import PACKAGES, ROWS, SUITE, published_cases
+from schedopt.bench.published.marks import PACKAGES, ROWS
+from schedopt.bench.published.suite import SUITE, published_cases
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import Record, RecordFile
 from schedopt.bench.suite import Case, measure

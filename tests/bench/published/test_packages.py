@@ -11,9 +11,9 @@ from statistics import mean
 
 import pytest
 
+from schedopt.bench.published.marks import PACKAGES, load_tests
 from schedopt.bench.published.mist_tables import Mist
 from schedopt.bench.published.prediction import Prediction
-from schedopt.bench.published.suite import PACKAGES, load_tests
 from schedopt.bench.published.tables import Tables
 from schedopt.errors import InputError
 from tests.bench.published.other_tables import SHIPPED
