@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -117,6 +118,25 @@ def longer(documents: Documents) -> None:
         change(documents[name], lambda line: {**line, "sequence": line["sequence"] // 2})
 
 
+def _with(values: Mapping[str, int], line: dict[str, Any]) -> dict[str, Any]:
+    # Steps are long enough for whatever is put into them.
+    return {**line, **values, **({"step_ns": 20 * line["step_ns"]} if line.get("step_ns") else {})}
+
+
+def larger(documents: Documents) -> None:
+    """More stages, replicas, layers, samples and chunks, and a tensor degree that spans nodes."""
+    more = {
+        "vtrain/runs": {"tp": 16, "pp": 32, "dp": 3, "layers": 96, "mbs": 16},
+        "korthikanti/rows": {"tp": 16, "pp": 32, "chunks_per_stage": 8, "layers": 256, "mbs": 16},
+        "simumax/b200": {"tp": 16, "cp": 2, "pp": 4, "layers": 64, "mbs": 16},
+        "zero_bubble/passes": {"stages": 16, "microbatches": 64},
+        "zero_bubble/bubble_rates": {"stages": 16, "microbatches": 64},
+        "zero_bubble/measured": {"stages": 16, "microbatches": 64, "layers": 62},
+    }
+    for name, values in more.items():
+        change(documents[name], partial(_with, values))
+
+
 def unprofiled(documents: Documents) -> None:
     """Nothing of what runs on several GPUs was profiled."""
     for name in ("mist/ops", "sailor/profiles"):
@@ -165,6 +185,6 @@ def no_inputs(documents: Documents) -> None:
 
 
 OTHER: Final = (
-    *(half, renamed, turned, doubled, longer, unprofiled, unlinked, untimed, unmeasured),
-    *(empty, no_inputs),
+    *(half, renamed, turned, doubled, longer, larger, unprofiled, unlinked, untimed),
+    *(unmeasured, empty, no_inputs),
 )
