@@ -191,6 +191,21 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     assert not run.stopped()
 
 
+def test_plain_torch_begins_from_cuts_between_whole_layers() -> None:
+    names = [f"layers.{n}.{half}" for n in range(4) for half in ("attention", "mlp")]
+    chain = named("embed", *names, "head")
+    problem = Problem(chain=chain, platform=Platform(2, 10**6), scope=asked("torch", 4))
+    shapes = engine_step_solver.best_between_whole_layers(problem, Run(problem))
+    assert shapes
+    assert all({*shape.best[1]} <= {0, 1, 3, 5, 7, 9} for shape in shapes)
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("embed", "layers.0", "layers.1", "head")])
+def test_no_cuts_are_looked_for_twice_where_all_are_between_whole_layers(names: list[str]) -> None:
+    problem = Problem(chain=named(*names), platform=Platform(2, 10**6), scope=asked("torch", 4))
+    assert engine_step_solver.best_between_whole_layers(problem, Run(problem)) == []
+
+
 def test_a_search_that_is_of_no_use_beside_another_one_tells_its_bound() -> None:
     problem = Problem(chain=transformer(4), platform=Platform(2, 10**6), scope=asked("megatron", 4))
     run = Run(problem, hopes=Hopes({"other": 1}, "own"))
