@@ -96,7 +96,9 @@ def add_copies_up(
         around = [*homes[first + 1 :], *homes[: first + 1]]
         added = _pass_on(scheduler, stage, micro_batch, chunk, around, before)
         row = [around[-1], *around[:-1]]
-        for item in (*added, *_copy_on(scheduler, stage, micro_batch, chunk, row, added)):
+        # The last one adds what its own group has, too.
+        whole = [*added, *before(row[0])]
+        for item in (*added, *_copy_on(scheduler, stage, micro_batch, chunk, row, whole)):
             came[item.target or 0].append(item)
     return came
 

@@ -20,6 +20,7 @@ from schedopt.systems.flush_step import Turn
 from tests.account.test_against_the_check import assert_the_check_finds_the_same_memory
 from tests.budgets import trials
 from tests.refusals import assert_refused
+from tests.tensor_groups import two_nodes
 
 LEVELS: tuple[Shard, ...] = ("optimizer", "gradient", "parameter")
 
@@ -48,12 +49,13 @@ def step(
     *,
     duplex: str = "full",
     ahead: bool = True,
+    platform: Platform | None = None,
 ) -> Plan:
     """Return a step of a stage for each layer, on a pipeline rank each, of groups of replicas."""
     replicas = groups * size
     problem = training_step(
         Chain(layers=layers, input_bytes=1),
-        Platform(replicas * len(layers), 10**6, bandwidth=10**9, duplex=duplex),  # type: ignore[arg-type]
+        platform or Platform(replicas * len(layers), 10**6, bandwidth=10**9, duplex=duplex),  # type: ignore[arg-type]
         replicas * rounds,
         Scope(
             allocation="general",
@@ -188,6 +190,12 @@ def test_other_scopes_do_not_have_them() -> None:
         lambda: solve_problem(asked, initial=plan), "initial", "has copies of shards, which no"
     )
     assert_refused(lambda: Scope(hybrid=True), "hybrid", "there are copies of shards where")
+
+
+def test_a_sum_of_groups_waits_for_that_of_the_group_from_which_it_goes_back() -> None:
+    # Inside a node groups are in each other's way, so that one is done later than the other.
+    plan = step((layer(8), layer(5)), 2, 2, "optimizer", 2, platform=two_nodes(4))
+    assert check(plan) == ()
 
 
 def test_a_ring_of_all_replicas_is_none_of_groups() -> None:
