@@ -59,14 +59,34 @@ def of_one_size(model: Chain | Profile) -> tuple[Chain, tuple[Variant, ...]]:
     """
     if not isinstance(model, Profile):
         return model, ()
-    if len(model.sizes) > 1:
+    return model.of_size(_only_size(model))
+
+
+def kinds_of_one_size(model: Chain | Profile) -> tuple[tuple[Chain, tuple[Variant, ...]], ...]:
+    """Return what there is of a model with one size of micro-batches.
+
+    One for each set of modules that are computed again, none of them first: see `Profile.of_size`.
+
+    Raises
+    ------
+    InputError
+        If there are several sizes.
+    """
+    if not isinstance(model, Profile):
+        return ((model, ()),)
+    _only_size(model)
+    return tuple(model.of_size(*measured) for measured in model.measured)
+
+
+def _only_size(profile: Profile) -> int:
+    if len(profile.sizes) > 1:
         raise InputError(
-            f"has micro-batches of {' and '.join(map(str, model.sizes))} samples",
+            f"has micro-batches of {' and '.join(map(str, profile.sizes))} samples",
             field="chain",
             way_out="Choose one (Profile.with_size), or ask for a batch (solve.batch), which "
             "chooses",
         )
-    return model.of_size(model.sizes[0])
+    return profile.sizes[0]
 
 
 def check_alike(one: Chain, other: Chain, field: str) -> None:

@@ -11,7 +11,7 @@ from schedopt.chain import Chain
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Problem
-from schedopt.profile import Profile, Variant, of_one_size
+from schedopt.profile import Profile, Variant, kinds_of_one_size, of_one_size
 from schedopt.scope import Scope
 from tests.tensor_groups import chain_in_group, two_nodes, variants
 
@@ -69,6 +69,18 @@ def test_one_size_can_be_chosen() -> None:
         profile().with_size(3)
     with pytest.raises(InputError, match="chain: has micro-batches of 1 and 2 samples"):
         of_one_size(profile())
+
+
+def test_of_one_size_there_may_be_several_kinds() -> None:
+    chain = chain_in_group(1)
+    again = replace(chain, recomputed_modules=("mlp",))
+    both = Profile(variants=(*variants((1, 2)), Variant(tensor=1, chain=again)))
+    assert kinds_of_one_size(both) == ((chain, variants((2,))), (again, ()))
+    assert kinds_of_one_size(chain) == ((chain, ()),)
+    with pytest.raises(InputError, match="1 sample and 1 sample, with mlp computed again are"):
+        of_one_size(both)
+    with pytest.raises(InputError, match="chain: has micro-batches of 1 and 2 samples"):
+        kinds_of_one_size(profile())
 
 
 def test_what_identifies_a_profile_is_what_was_measured() -> None:

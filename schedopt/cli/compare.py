@@ -18,8 +18,8 @@ from schedopt.cli.options import (
     SearchOptions,
     TiedLayers,
     TrainingStateName,
-    alone,
     check_outputs,
+    check_size,
     load_profile,
     naming_options,
 )
@@ -27,6 +27,8 @@ from schedopt.cli.plans import load_measurable
 from schedopt.cli.platform_options import OF_PLATFORM, PlatformOptions
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
+from schedopt.errors import naming_file
+from schedopt.profile import kinds_of_one_size
 from schedopt.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ def compare_systems(
 
     Which parallelism should I use on these GPUs? Each system is a plan of the same kind, timed,
     weighed and checked by the same model. Our plans share the time limit. Of a profile, our step
-    may have tensor groups; everything else runs on single GPUs.
+    may have tensor groups, and compute modules of layers again; everything else runs on single GPUs
+    and computes none of them again.
 
     Examples
     --------
@@ -102,8 +105,10 @@ def compare_systems(
 
     platform = machine.read()
     profile = load_profile(chain, training_state, tied, samples)
-    # One size of micro-batches, as it is on one GPU.
-    alone(profile, chain)
+    check_size(profile, chain)
+    with naming_file(chain):
+        # That there are layers on one GPU, of each kind.
+        kinds_of_one_size(profile)
     others = {_name(path): load_measurable(path) for path in compare_with or ()}
     names = None if systems is None else [name.strip() for name in systems.split(",")]
     check_outputs({"--plot": plot, "--output": output}, picture=plot)

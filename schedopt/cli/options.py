@@ -240,6 +240,15 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
 
 def alone(profile: Profile, path: Path) -> Chain:
     """Return the chain on one GPU of a profile from a file, which has one size of micro-batches."""
+    check_size(profile, path)
+    try:
+        return profile.of_size(profile.sizes[0])[0]
+    except InputError as error:
+        raise error.in_file(str(path)) from None
+
+
+def check_size(profile: Profile, path: Path) -> None:
+    """Require one size of micro-batches of a profile from a file."""
     if len(profile.sizes) > 1:
         *most, last = map(str, profile.sizes)
         raise InputError(
@@ -249,10 +258,6 @@ def alone(profile: Profile, path: Path) -> Chain:
             "which chooses",
             source=str(path),
         )
-    try:
-        return profile.of_size(profile.sizes[0])[0]
-    except InputError as error:
-        raise error.in_file(str(path)) from None
 
 
 def load_profile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from types import MappingProxyType
 
-from schedopt.chain import Chain
+from schedopt.chain import Chain, say_recomputed
 from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
 from schedopt.comparing.measures import measure_plan
 from schedopt.effort import GAP, TIME_LIMIT
@@ -16,18 +16,22 @@ from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope, training_step, widest_step
-from schedopt.profile import Profile, Variant, of_one_size
+from schedopt.profile import Profile, Variant, kinds_of_one_size
 from schedopt.result import Result
 from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_warm_start, solve_problem
+from schedopt.solving import Progress, as_warm_start
 from schedopt.solving.registry import default_scope
+from schedopt.solving.sizes import solve_sizes
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
 from schedopt.systems.config import SystemConfig
 from schedopt.units import format_duration
 from schedopt.validation import as_whole, show
 from schedopt.version import __version__
+
+Kinds = Sequence[tuple[Chain, tuple[Variant, ...]]]
+"""Chains with their variants: one for each set of modules that are computed again."""
 
 
 def compare(
@@ -54,8 +58,8 @@ def compare(
     Parameters
     ----------
     chain : Chain or Profile
-        A profile has one size of micro-batches; of the plans only our step may have its tensor
-        groups.
+        A profile has one size of micro-batches. Only our step may have its tensor groups, and
+        modules that are computed again; of the latter all others have the fewest.
     platform : Platform
     microbatches : int, optional
         m, of a step. Default: 4 for each GPU. A system whose updates need a multiple of another
@@ -95,7 +99,8 @@ def compare(
     InvalidPlanError
         If a plan is refused by the check for another reason than memory.
     """
-    chain, variants = of_one_size(chain)
+    kinds = kinds_of_one_size(chain)
+    chain = kinds[0][0]
     # Refuses anything but a chain and a platform.
     Problem(chain=chain, platform=platform)
     if microbatches is None:
@@ -116,8 +121,8 @@ def compare(
         recompute=recompute,
     )
     search = _Search(scope=scope, time_limit=time_limit, seed=seed, workers=workers, gap=gap)
-    _check_plans(plans, config)
-    rows = _Rows(config, variants, chosen, search, on_progress).fill(plans)
+    _check_plans(plans, config, kinds)
+    rows = _Rows(config, kinds, chosen, search, on_progress).fill(plans)
     done = {row.system.name for row in rows}
     return Comparison(
         chain=chain,
@@ -153,8 +158,9 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
     return [system for name, system in known.items() if name in wanted]
 
 
-def _check_plans(plans: Mapping[str, Plan], config: SystemConfig) -> None:
-    """Require that other plans have names of their own, the chain and the platform."""
+def _check_plans(plans: Mapping[str, Plan], config: SystemConfig, kinds: Kinds) -> None:
+    """Require that other plans have names of their own, one of the chains, and the platform."""
+    known_chains = {chain.sha256 for chain, _ in kinds}
     for name, plan in plans.items():
         for known in (*catalogue.SYSTEMS, *OURS):
             if name == known.name:
@@ -163,11 +169,11 @@ def _check_plans(plans: Mapping[str, Plan], config: SystemConfig) -> None:
                     field="plans",
                     way_out="Give it another name",
                 )
-        for field, own, asked in (
-            ("chain", plan.chain.sha256, config.chain.sha256),
-            ("platform", plan.platform, config.platform),
+        for field, alike in (
+            ("chain", plan.chain.sha256 in known_chains),
+            ("platform", plan.platform == config.platform),
         ):
-            if own != asked:
+            if not alike:
                 raise InputError(
                     f"{show(name)} is a plan for another {field}",
                     field="plans",
@@ -192,13 +198,13 @@ class _Rows:
     def __init__(
         self,
         config: SystemConfig,
-        variants: Sequence[Variant],
+        kinds: Kinds,
         chosen: Sequence[System],
         search: _Search,
         on_progress: Callable[[int, int, str], None],
     ) -> None:
         self.config, self.chosen, self.search = config, chosen, search
-        self.variants = tuple(variants)
+        self.kinds = kinds
         self.on_progress = on_progress
         self.done: list[Row] = []
         self.total = len(chosen)
@@ -250,11 +256,15 @@ class _Rows:
         count = config.microbatches
         try:
             problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
+            problems = [problem]
             if system is LEAST_STEP:
-                problem = _step_problem(problem, self.variants, count)
-                start = _shortest(self.done, problem)
-            result = solve_problem(
-                problem,
+                problems = [
+                    _step_problem(replace(problem, chain=chain), variants, count)
+                    for chain, variants in self.kinds
+                ]
+                start = _shortest(self.done, problems)
+            result = solve_sizes(
+                problems,
                 time_limit=seconds,
                 seed=self.search.seed,
                 workers=self.search.workers,
@@ -264,8 +274,9 @@ class _Rows:
             )
         except InputError as error:
             return _impossible(system, error)
-        alone = "" if problem.scope.replicas is None else " among plans without replicas"
-        note = f"{result.verdict}{alone}"
+        scope, modules = result.problem.scope, result.problem.chain.recomputed_modules
+        alone = "" if scope.replicas is None else " among plans without replicas"
+        note = f"{result.verdict}{alone}{say_recomputed(modules)}"
         if start is not None and result.solver == "initial":
             note = f"that of {start[0]}; {note}"
         if result.plan is not None:
@@ -287,13 +298,15 @@ def _step_problem(problem: Problem, variants: tuple[Variant, ...], count: int) -
     return training_step(chain, problem.platform, chain.samples_of(count), scope, variants)
 
 
-def _shortest(known: Sequence[Row], problem: Problem) -> tuple[str, Plan] | None:
+def _shortest(known: Sequence[Row], problems: Sequence[Problem]) -> tuple[str, Plan] | None:
     """Return the shortest step of the rows that answers a problem, with the name of its system."""
     found = []
+    by_chain = {problem.chain.sha256: problem for problem in problems}
     for row in known:
         plan = None if row.result is None else row.result.plan
         if plan is None:
             continue
+        problem = by_chain[plan.chain.sha256]
         try:
             step = as_warm_start(_as_step(plan, problem), problem)
         except InputError:

@@ -27,7 +27,7 @@ MOST_KEPT: Final = 20_000
 """Operations and transfers of a plan that is kept in the file; of a larger one the figures are."""
 
 _SHARED: Final = ("chain", "chain_sha256", "platform")
-"""What a plan file holds, and all rows have in common."""
+"""What a plan file holds, and rows have in common, unless modules are computed again."""
 
 
 def comparison_to_json(comparison: Comparison) -> str:
@@ -39,7 +39,8 @@ def comparison_to_json(comparison: Comparison) -> str:
         if result is None or result.plan is None or len(result.plan.pattern.items) > MOST_KEPT:
             continue
         plan = result_document(result)
-        cells["plan"] = {name: plan[name] for name in plan if name not in _SHARED}
+        shared = {name for name in _SHARED if plan[name] == document[name]}
+        cells["plan"] = {name: plan[name] for name in plan if name not in shared}
     return to_text(document)
 
 
@@ -186,7 +187,7 @@ def _read_row(cells: Mapping[str, Any], shared: Mapping[str, Any], gpus: int) ->
     result = None
     if row.plan is not None:
         try:
-            result = result_from_document({**row.plan, **shared})
+            result = result_from_document({**shared, **row.plan})
         except InputError as error:
             raise error.within("plan") from None
     known = {system.name: system for system in (*SYSTEMS, *OURS)}

@@ -6,11 +6,22 @@ import os
 import signal
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedopt import InputError, InvalidPlanError, Plan, Platform, Problem, Result, compare
+from schedopt import (
+    InputError,
+    InvalidPlanError,
+    Plan,
+    Platform,
+    Problem,
+    Profile,
+    Result,
+    Variant,
+    compare,
+)
 from schedopt.comparing import builder
 from schedopt.comparing.comparison import Comparison, Order, Outcome, Row
 from schedopt.comparing.files import comparison_document
@@ -158,17 +169,53 @@ def test_our_plan_is_a_row_like_the_others() -> None:
 def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *SYSTEMS, System("flushed", "", "tests.systems.stand_ins:flushed", ""))
 
-    def return_the_start(problem: Problem, *, initial: Plan | None, **more: Any) -> Result:
+    def return_the_start(problems: list[Problem], *, initial: Plan | None, **more: Any) -> Result:
         assert initial is not None
-        return Result(problem=problem, status="feasible", plan=initial, solver="initial")
+        return Result(problem=problems[0], status="feasible", plan=initial, solver="initial")
 
-    monkeypatch.setattr(builder, "solve_problem", return_the_start)
+    monkeypatch.setattr(builder, "solve_sizes", return_the_start)
     # Of the others each is the pattern of an endless run, of which a step is another plan.
     found = compare(
         CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", "flushed", "schedopt_step"]
     )
     assert figures(found, "schedopt_step").step_ns == 12
     assert rows(found)["schedopt_step"].note == ("that of flushed; not proven optimal")
+
+
+def selective() -> Profile:
+    """Return the chain twice: as it is, and with a module of each layer computed again.
+
+    A layer then takes 4 ns instead of 3, and keeps 2 bytes instead of 5.
+    """
+    layers = tuple(replace(layer, backward_ns=3, saved_bytes=2) for layer in CHAIN.layers)
+    again = replace(CHAIN, layers=layers, recomputed_modules=("mlp",))
+    return Profile(variants=(Variant(tensor=1, chain=again), Variant(tensor=1, chain=CHAIN)))
+
+
+def test_our_step_may_compute_modules_again(tmp_path: Path) -> None:
+    small = Platform(1, 24)
+    found = compare(selective(), small, systems=["alone", "schedopt", "schedopt_step"])
+    # Both layers take 20 bytes, and keep 10 or 4.
+    assert (found.chain, rows(found)["alone"].outcome) == (CHAIN, "too large")
+    step = rows(found)["schedopt_step"]
+    assert step.result is not None
+    assert step.result.plan is not None
+    assert step.result.plan.chain.recomputed_modules == ("mlp",)
+    assert figures(found, "schedopt_step").step_ns == 4 * 2 * 4
+    assert step.note.endswith(", with mlp computed again")
+    assert rows(found)["schedopt"].outcome == "impossible"
+    found.save(tmp_path / "c.json")
+    again = rows(Comparison.load(tmp_path / "c.json"))
+    for name in ("alone", "schedopt_step"):
+        assert again[name].result == rows(found)[name].result
+    # With room for it nothing is computed again; a plan that does is one to compare with.
+    ample = Platform(1, 32)
+    plan = replace(step.result.plan, platform=ample)
+    wide = compare(selective(), ample, systems=["schedopt_step"], plans={"now": plan})
+    assert [figures(wide, name).step_ns for name in ("schedopt_step", "now")] == [24, 32]
+    assert rows(wide)["schedopt_step"].note == "proven optimal"
+    with pytest.raises(InputError, match="'now' is a plan for another chain"):
+        compare(CHAIN, ample, systems=["alone"], plans={"now": plan})
 
 
 @pytest.mark.parametrize(
