@@ -13,6 +13,7 @@ from schedopt.importing.launch_files.deepspeed_json import Pipeline, read_deepsp
 from schedopt.importing.launch_files.launch import Launch
 from schedopt.importing.launch_files.megatron_args import read_megatron
 from schedopt.importing.launch_files.steps import lay_out, say_assumed
+from schedopt.importing.launch_files.titan_values import naming_arguments
 from schedopt.importing.launch_files.torchtitan_toml import read_torchtitan
 from schedopt.importing.reading import read_file
 from schedopt.platform import Platform
@@ -92,7 +93,8 @@ def import_launch(
         if source == "megatron-args":
             launch = read_megatron(text, chain, gpus, path, ignored)
         elif source == "torchtitan-toml":
-            launch = read_torchtitan(text, chain, gpus, path, ignored, config, arguments)
+            with naming_arguments(arguments):
+                launch = read_torchtitan(text, chain, gpus, path, ignored, config, arguments)
         else:
             launch = read_deepspeed(text, chain, gpus, path, ignored, pipeline)
         result = lay_out(launch, profile, platform)

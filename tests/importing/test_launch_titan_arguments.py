@@ -92,11 +92,14 @@ def test_of_python_they_may_name_the_function(tmp_path: Path) -> None:
         ("--debug.seed 3 activation-checkpoint:some", "arguments", "'activation-checkpoint:some'"),
         ("--=3", "arguments", "'--=3' sets nothing by name"),
         ("--debug.seed 'a", "arguments", "a quote does not end"),
-        ("--parallelism.pipeline_parallel_degree 3", "parallelism.pipeline_parallel_degree",
-         "3 (pipeline) x 1 (replicate) x 1 (shard)"),
-        ("--parallelism.pipeline_parallel_degree $PP", "parallelism.pipeline_parallel_degree",
-         "'$PP' is not a whole number"),
-        ("--parallelism.pipeline 4", "parallelism.pipeline", "it is unknown here"),
+        ("--parallelism.pipeline_parallel_degree 3", "arguments",
+         "parallelism.pipeline_parallel_degree: 3 (pipeline) x 1 (replicate) x 1 (shard)"),
+        ("--parallelism.pipeline_parallel_degree $PP", "arguments",
+         "parallelism.pipeline_parallel_degree: '$PP' is not a whole number"),
+        ("--parallelism.pipeline 4", "arguments", "parallelism.pipeline: it is unknown here"),
+        # What the file sets is told of the file.
+        ("--parallelism.tensor_parallel_degree 8", "parallelism.pipeline_parallel_degree",
+         "2 (pipeline) x 1 (replicate) x 1 (shard) x 1 (context) x 8 (tensor) are 16 GPUs"),
     ],
 )  # fmt: skip
 def test_refused(tmp_path: Path, text: str, field: str, rule: str) -> None:

@@ -241,7 +241,7 @@ class Settings:
     def _say_ignore(self, key: str, *, several: bool = False) -> str:
         each = " for each of them" if several else ""
         return (
-            f"Leave it out of the file, or, if it changes neither for the chain that was "
+            f"Leave it out, or, if it changes neither for the chain that was "
             f"measured, say import_launch(ignored={key}){each}"
         )
 

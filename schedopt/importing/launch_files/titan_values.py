@@ -12,12 +12,14 @@ import ast
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from schedopt.errors import InputError
 from schedopt.importing.launch_files.titan_config import CHECKPOINTS, read_configuration
 from schedopt.validation import show
 
+ARGUMENTS: Final = "arguments"
 OLD: Final = {"training.batch_size": "training.local_batch_size"}
 """Names of earlier versions."""
 _CHECKPOINT: Final = "activation_checkpoint:"
@@ -106,6 +108,19 @@ def read_arguments(text: str) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def naming_arguments(text: str) -> Iterator[None]:
+    """Name the command line, not the file, in each error about a setting that it changes."""
+    try:
+        yield
+    except InputError as error:
+        if error.source or error.field == ARGUMENTS or error.field not in read_arguments(text):
+            raise
+        raise InputError(
+            f"{error.field}: {error.rule}", field=ARGUMENTS, way_out=error.way_out
+        ) from None
+
+
 def _pairs(words: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield names with their values; None: there is none."""
     name: str | None = None
@@ -147,4 +162,4 @@ def _value(word: str) -> Any:
 
 
 def _refuse(rule: str, way_out: str) -> NoReturn:
-    raise InputError(rule, field="arguments", way_out=way_out)
+    raise InputError(rule, field=ARGUMENTS, way_out=way_out)
