@@ -127,7 +127,7 @@ def solve_chain(
     output: Annotated[Path | None, "FILE: Where to write the plan."] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the allocation and the periodic schedule with the least period, with a proof.
+    """Find the plan with the least period, or with --batch the shortest training step, with proof.
 
     Examples
     --------

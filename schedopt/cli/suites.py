@@ -62,7 +62,9 @@ OPTIONS: Final[dict[str, Any]] = {
 """The options of the suites, as `Commands` takes them."""
 
 bench_app = Commands(
-    help="Compare solvers and measure how fast they are.", epilog=EXIT_CODES, no_args_is_help=True
+    help="Compare solvers, and hold predictions, proofs and published claims against figures.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
 )
 
 
