@@ -2,8 +2,8 @@
 
 A test says how many it is worth: ``@trials(2000)``. The profile of Hypothesis, chosen by the
 environment variable HYPOTHESIS_PROFILE, says how many of them are tried: ``fast``, the default,
-tries about a tenth, the same ones each time; ``nightly`` tries all, new ones each time, and keeps
-those that failed in ``.hypothesis``.
+tries about a twentieth, the same ones each time; ``nightly`` tries all, new ones each time, and
+keeps those that failed in ``.hypothesis``.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ settings.load_profile(PROFILE)
 
 
 def trials(number: int, by_day: int | None = None, **others: Any) -> settings:
-    """Return settings for `number` examples by night, and a tenth of them by day.
+    """Return settings for `number` examples by night, and a twentieth of them by day.
 
     Parameters
     ----------
     number : int
         Examples in the profile ``nightly``.
     by_day : int, optional
-        Examples in the profile ``fast``, where a tenth would be more than all branches need.
+        Examples in the profile ``fast``, where a twentieth is not what its branches need.
     **others
         Further settings of Hypothesis.
     """
-    fast = max(min(FEWEST, number), number // 10) if by_day is None else by_day
+    fast = max(min(FEWEST, number), number // 20) if by_day is None else by_day
     return settings(max_examples=number if PROFILE == "nightly" else fast, **others)
 
 

@@ -202,7 +202,7 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
         yield plan
 
 
-@trials(1000, by_day=20)
+@trials(1000, by_day=8)
 @given(steps())
 def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     result = solve_problem(problem, time_limit=None, gap=0, workers=1)
@@ -218,7 +218,7 @@ def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     assert result.plan.pattern.period_total_ns == min(lengths.values())
 
 
-@trials(100, by_day=10)
+@trials(100)
 @given(steps())
 def test_no_engine_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
     asked = solve_problem(problem, time_limit=None, gap=0, workers=1)

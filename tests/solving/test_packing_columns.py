@@ -120,7 +120,7 @@ def is_refuted(forced: ForcedWork) -> bool:
     return may_hold_all(GpuLimits.of(forced), len(forced.scaled.problem.platform.gpus)) is False
 
 
-@trials(2000, by_day=80)
+@trials(2000, by_day=40)
 @given(problem=linked_problems(longest=8))
 def test_the_relaxation_is_impossible_too(problem: Problem) -> None:
     forced = forced_by(problem)
