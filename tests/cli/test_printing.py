@@ -88,7 +88,7 @@ def test_no_line_is_too_long_and_no_figure_is_cut(
     assert {word for row in rows for word in (*row[:-1], *NAME.split())} <= words
 
 
-@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("width", [60, pytest.param(80, marks=pytest.mark.nightly)])
 def test_solve_and_check_can_be_read_in_a_narrow_terminal(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,9 @@ def test_never_worse_than_one_micro_batch_at_a_time_in_a_group(
         assert more.period <= star.period
 
 
-@pytest.mark.parametrize("k", range(1, 8))
+@pytest.mark.parametrize(
+    "k", [*range(1, 6), *(pytest.param(k, marks=pytest.mark.nightly) for k in (6, 7))]
+)
 def test_theorem_4_needs_the_whole_k(k: int) -> None:
     instance = theorem_4(k)
     for j in range(1, k + 1):

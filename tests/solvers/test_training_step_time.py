@@ -108,7 +108,7 @@ def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("work", [200, 1500, None])
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
     monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None
 ) -> None:

@@ -271,7 +271,11 @@ def test_a_file_of_something_else_is_not_written_over(text: str, tmp_path: Path)
         load_rows(path)
 
 
-def test_the_command_puts_the_wanted_rows_into_the_file(tmp_path: Path) -> None:
+def test_the_command_puts_the_wanted_rows_into_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "CLAIMS", {name: claim(name) for name in ("C1", "P3", "P4")})
+    monkeypatch.setattr(suite, "load_computation", lambda _claim: find_well)
     path, rows = tmp_path / "claims.json", dict[str, StoredRow]()
     for name in ("P4", "C1"):
         save(claim(name), result(), 1.0, path, rows)
