@@ -36,7 +36,7 @@ def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan)
             assert "gradient" in kinds(whole(without))
 
 
-@trials(2000, by_day=100)
+@trials(2000, by_day=50)
 @given(changed_folded_plans())
 def test_the_same_is_wrong_with_a_part_as_with_all_of_them(plan: Plan) -> None:
     one, other = kinds(plan), kinds(whole(plan))
