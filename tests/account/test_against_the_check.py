@@ -36,37 +36,37 @@ def assert_the_check_finds_the_same_memory(plan: Plan, data: st.DataObject) -> N
     assert f"GPU {short}" in violations[0].place
 
 
-@trials(400)
+@trials(400, by_day=40)
 @given(valid_plans(), st.data())
 def test_memory_in_both_readings(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400)
+@trials(400, by_day=40)
 @given(valid_plans(updates=True), st.data())
 def test_memory_with_versions_of_the_weights(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400)
+@trials(400, by_day=40)
 @given(sharded_plans(), st.data())
 def test_memory_with_shards(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400)
+@trials(400, by_day=40)
 @given(valid_plans(exchange=True), st.data())
 def test_memory_where_replicas_send_what_w_needs(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(200)
+@trials(200, by_day=20)
 @given(valid_plans() | sharded_plans())
 def test_peak_is_never_above_sum(plan: Plan) -> None:
     assert all(need.peak_bytes <= need.sum_bytes for need in memory(plan))
 
 
-@trials(200)
+@trials(200, by_day=20)
 @given(valid_plans())
 def test_no_gpu_works_more_than_the_whole_period(plan: Plan) -> None:
     assert all(0 <= one.share <= 1 for one in load(plan))

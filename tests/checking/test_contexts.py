@@ -39,7 +39,7 @@ def shared() -> Plan:
     return grid_plan("megatron", GRID, [0, 4], context=2)
 
 
-@trials(100)
+@trials(100, by_day=10)
 @given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]), st.integers(0, 40))
 def test_replicas_on_gpus_in_a_row_share_sequences(
     gpus: list[int], context: int, micro_batch: int

@@ -35,7 +35,7 @@ def exchanged(plan: Plan, gpu: int, place: int) -> Plan:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@trials(100)
+@trials(100, by_day=10)
 @given(data=st.data())
 def test_any_two_neighbours_that_change_places_are_found(
     engine: Engine, data: st.DataObject

@@ -16,7 +16,7 @@ from tests.folded_plans import changed_folded_plans, folded_plans
 _OF_WEIGHTS = {"gradient", "version"}
 
 
-@trials(300)
+@trials(300, by_day=30)
 @given(folded_plans())
 def test_one_part_stands_for_random_steps(plan: Plan) -> None:
     assert find_part(plan) is not None or not plan.pattern.is_short
@@ -24,7 +24,7 @@ def test_one_part_stands_for_random_steps(plan: Plan) -> None:
     assert check(whole(plan)) == ()
 
 
-@trials(100)
+@trials(100, by_day=10)
 @given(folded_plans())
 def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan) -> None:
     transfers = plan.pattern.transfers
@@ -36,7 +36,7 @@ def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan)
             assert "gradient" in kinds(whole(without))
 
 
-@trials(2000, by_day=50)
+@trials(2000, by_day=100)
 @given(changed_folded_plans())
 def test_the_same_is_wrong_with_a_part_as_with_all_of_them(plan: Plan) -> None:
     one, other = kinds(plan), kinds(whole(plan))

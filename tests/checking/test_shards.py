@@ -220,7 +220,7 @@ def test_everything_is_at_home_on_one_gpu() -> None:
         assert check(change_shard(plan, shard)) == ()
 
 
-@trials(200)
+@trials(200, by_day=20)
 @given(sharded_plans(), st.data())
 def test_leaving_out_or_doubling_a_transfer_of_a_random_plan_is_found(
     plan: Plan, data: st.DataObject
