@@ -96,6 +96,11 @@ def adds_up_once(engine: Engine) -> bool:
     return engine != "torchtitan"
 
 
+def may_copy_shards(engine: Engine) -> bool:
+    """Whether groups of replicas may have copies of the shards of an optimizer state."""
+    return engine in ("megatron", "torchtitan")
+
+
 def why_not_together(chain: Chain, engine: Engine, *, shared: bool, tensor: int) -> tuple[str, str]:
     """Return why GPUs of an engine cannot share sequences or experts, and the way out; or nothing.
 
@@ -171,7 +176,7 @@ def why_not_stages(chain: Chain, stages: Sequence[Stage], engine: Engine) -> str
         return f"there are {len(stages)} stages, and {len(begins)} parts that are not cut"
     copies = stages[0].shard_copies
     parted = stages[0].shard_group % chain.context or chain.expert > 1
-    if copies > 1 and (engine in ("deepspeed", "torch") or parted):
+    if copies > 1 and (not may_copy_shards(engine) or parted):
         return f"groups of {stages[0].shard_group} replicas have {copies} copies of the shards"
     return (
         _why_not_together(chain, stages, engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,11 +135,28 @@ class _RingLink:
     leaves: bool
 
 
+class _Hops(NamedTuple):
+    """How many chunks a link carries of gradients, and of what was made of them."""
+
+    link: _RingLink
+    gradients: int
+    made: int
+
+
+class _Exchange(NamedTuple):
+    """What comes one after the other: hops, and the update of a share of 1 / `shares`; 0: none."""
+
+    hops: tuple[_Hops, ...]
+    shares: int
+
+
 class GradientExchange:
     """How long gradients, the update and weights take behind the last backward of a stage, or less.
 
     Around rings of its replicas (Patarasuk and Yuan 2009), each link of which carries all chunks
-    but one for gradients, and as many for weights, or for summed gradients.
+    but one for gradients, and as many for weights, or for summed gradients. Where g groups have
+    copies of the shards of R replicas, a link inside a group carries R - g, and one between groups
+    g - 1 twice. What stages take is the sum of what their parts take, or more.
 
     Parameters
     ----------
@@ -150,78 +167,112 @@ class GradientExchange:
     """
 
     def __init__(self, problem: Problem, grid: Grid, chain: Chain) -> None:
-        self.grid, platform = grid, problem.platform
-        layers, gpu = chain.layers, platform.gpus[0]
+        self.grid, self._platform = grid, problem.platform
+        layers, gpu = chain.layers, problem.platform.gpus[0]
         self._gradient = np.array(sums(layer.gradient_bytes or 0 for layer in layers))
         self._parameter = np.array(sums(layer.parameter_bytes or 0 for layer in layers))
         self._update = np.array(sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers))
-        links = [self._link(problem, rank) for rank in range(grid.ranks)]
-        self._kinds = [*dict.fromkeys(links)]
-        self._kind = np.array([self._kinds.index(link) for link in links])
+        kinds = [self._kind_of(rank) for rank in range(grid.ranks)]
+        self._kinds = [*dict.fromkeys(kinds)]
+        self._kind = np.array([self._kinds.index(kind) for kind in kinds])
 
-    def _link(self, problem: Problem, rank: int) -> _RingLink:
-        """Return a link between the replicas of a rank, one that leaves a node if there is one."""
-        platform, grid = problem.platform, self.grid
-        if grid.replicas == 1 or platform.network is None:
+    def _kind_of(self, rank: int) -> _Exchange:
+        """Return what comes one after the other on a rank."""
+        grid = self.grid
+        replicas, shared = grid.replicas, grid.shard != "none"
+        if replicas == 1:
+            return _Exchange((), 1)
+        ring = self._ring(rank)
+        if grid.copies == 1:
+            # Links carry other chunks of a stage, or of other stages, while some are updated.
+            hidden = grid.chunks > 1 or (shared and ring.leaves)
+            most = replicas - 1
+            shares = 0 if hidden else (replicas if shared else 1)
+            return _Exchange((_Hops(ring, most, most),), shares)
+        most = replicas - grid.copies
+        inside = _Exchange((_Hops(ring, most, most),), 0)
+        return max(inside, self._between(rank, ring), key=self._whole_ns)
+
+    def _between(self, rank: int, ring: _RingLink) -> _Exchange:
+        """Return what comes one after the other on a link between groups, and around it.
+
+        What it carries first has gone round a group; what comes last is updated and goes round one.
+        """
+        grid = self.grid
+        links = {
+            self._link(grid.gpu(rank, replica), grid.gpu(rank, replica + grid.group))
+            for replica in range(grid.group)
+        }
+        first = self._link(grid.gpu(rank), grid.gpu(rank, grid.group))
+        beyond = _Hops(first, 2 * (grid.copies - 1), 0)
+        if grid.chunks > 1:
+            return _Exchange((beyond,), 0)
+        around = 0 if ring.leaves else grid.group - 1
+        # One of the homes has the largest share, if it is known what comes to it.
+        shares = grid.group if len(links) == 1 else 0
+        return _Exchange((_Hops(ring, around, around), beyond), shares)
+
+    def _ring(self, rank: int) -> _RingLink:
+        """Return a link of a ring of the replicas of a rank that share, one that leaves a node."""
+        grid, network = self.grid, self._platform.network
+        first, *others = (grid.gpu(rank, replica) for replica in range(grid.group))
+        if network is not None:
+            nodes = network.node_of
+            far = next((gpu for gpu in others if nodes[gpu] != nodes[first]), None)
+            if far is not None:
+                return self._link(far - grid.tensor, far)
+        return self._link(first, others[0])
+
+    def _link(self, source: int, target: int) -> _RingLink:
+        """Return a link between two replicas."""
+        platform, network = self._platform, self._platform.network
+        if network is None:
             return _RingLink(platform.link, 1, leaves=False)
-        nodes, first = platform.network.node_of, grid.gpu(rank)
-        every = [grid.gpu(rank, replica) for replica in range(1, grid.replicas)]
-        far = next((gpu for gpu in every if nodes[gpu] != nodes[first]), None)
-        if far is None:
-            return _RingLink(platform.link_between(first, every[0]), 1, leaves=False)
-        ends = far - grid.tensor, far
-        lanes = platform.most_on_a_link(*ends, grid.tensor)
-        return _RingLink(platform.link_between(*ends), lanes, leaves=True)
+        lanes = platform.most_on_a_link(source, target, self.grid.tensor)
+        leaves = network.node_of[source] != network.node_of[target]
+        return _RingLink(platform.link_between(source, target), lanes, leaves)
 
     def least_ns(self, begin: Array, end: Array) -> Array:
         """Return what parts add to the time of a stage at least, on any rank, ns."""
         found: Array = np.min(
-            [
-                self.times_ns(np.full_like(begin, rank), begin, end, latency=0)
-                for rank in np.unique(self._kind, return_index=True)[1]
-            ],
-            axis=0,
+            [self._times_ns(kind, begin, end, latency=0) for kind in self._kinds], axis=0
         )
         return found
 
-    def times_ns(self, ranks: Numbers, begin: Numbers, end: Numbers, *, latency: int = 1) -> Array:
-        """Return how long it takes for stages on some ranks, ns.
+    def times_ns(self, ranks: Numbers, begin: Numbers, end: Numbers) -> Array:
+        """Return how long it takes for stages on some ranks, ns."""
+        every = np.stack([self._times_ns(kind, begin, end) for kind in self._kinds])
+        kinds = np.broadcast_to(self._kind[ranks], every.shape[1:])
+        found: Array = np.take_along_axis(every, kinds[None], axis=0)[0]
+        return found
 
-        `latency` is 1, or 0 to leave that of the links out.
-        """
+    def _whole_ns(self, kind: _Exchange) -> int:
+        """Return how long it takes for all layers, ns."""
+        return int(self._times_ns(kind, 0, len(self._update) - 1))
+
+    def _times_ns(
+        self, kind: _Exchange, begin: Numbers, end: Numbers, *, latency: int = 1
+    ) -> Array:
+        """Return how long it takes, ns; `latency` 0 leaves that of the links out."""
         gradient = self._gradient[end] - self._gradient[begin]
-        parameter = self._parameter[end] - self._parameter[begin]
+        made = gradient
+        if self.grid.shard != "none":
+            made = self._parameter[end] - self._parameter[begin]
         update = self._update[end] - self._update[begin]
-        replicas, shared = self.grid.replicas, self.grid.shard != "none"
-        if replicas == 1:
-            return np.asarray(update + 0 * np.asarray(ranks))
-        rounds = np.stack(
-            [
-                self._rounds_ns(gradient, kind, latency)
-                + self._rounds_ns(parameter if shared else gradient, kind, latency)
-                for kind in self._kinds
-            ]
-        )
-        sent = np.take_along_axis(
-            rounds, np.broadcast_to(self._kind[ranks], gradient.shape)[None], axis=0
-        )[0]
-        # Links carry other chunks of a stage, or of other stages, while some are updated.
-        several = self.grid.chunks > 1
-        hidden = np.array([several or (shared and kind.leaves) for kind in self._kinds])
-        hidden = hidden[self._kind[ranks]]
-        found: Array = sent + np.where(hidden, 0, update // replicas if shared else update)
+        found: Array = np.asarray(update // kind.shares if kind.shares else 0 * update)
+        for link, gradients, others in kind.hops:
+            found = found + gradients * self._chunk_ns(gradient, link, latency)
+            found = found + others * self._chunk_ns(made, link, latency)
         return found
 
-    def _rounds_ns(self, size: Array, kind: _RingLink, latency: int) -> Array:
-        """Return how long a link carries all chunks but one."""
-        replicas, link = self.grid.replicas, kind.link
-        chunk = kind.lanes * (size // replicas)
+    def _chunk_ns(self, size: Array, ring: _RingLink, latency: int) -> Array:
+        """Return how long a link carries a chunk of what has a size, bytes."""
+        link, chunk = ring.link, ring.lanes * (size // self.grid.replicas)
         if link is None:
             return np.zeros_like(chunk)
         # In two parts, so that nothing overflows.
         bandwidth = link.bandwidth_bytes_per_s
         whole, rest = KILO * chunk // bandwidth, KILO * chunk % bandwidth
         waited = latency * link.latency_ns
-        each = np.where(chunk > 0, waited + MEGA * whole + MEGA * rest // bandwidth, 0)
-        found: Array = (replicas - 1) * each
+        found: Array = np.where(chunk > 0, waited + MEGA * whole + MEGA * rest // bandwidth, 0)
         return found

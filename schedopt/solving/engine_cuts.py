@@ -103,7 +103,7 @@ class EngineCuts:
     def _state_bytes(self, layer: Layer) -> int:
         """Return what a layer holds all the time, or less."""
         optimizer = layer.optimizer_bytes or 0
-        shared = optimizer - optimizer // self.grid.replicas
+        shared = optimizer - optimizer // self.grid.group
         return layer.weight_bytes - (shared if self.grid.shard != "none" else 0)
 
     @property
@@ -122,6 +122,7 @@ class EngineCuts:
                 ),
                 recompute=self.redone.runs(begin, end),
                 shard=grid.shard,
+                shard_copies=grid.copies,
                 tensor=grid.tensor,
             )
             for number, begin, end in self._ends_of(begins)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schedopt.chain import Layer
-from schedopt.engine import adds_up_once, may_interleave, may_recompute_layers
+from schedopt.engine import adds_up_once, may_copy_shards, may_interleave, may_recompute_layers
 from schedopt.problem import Problem
 from schedopt.stage import Shard
 
@@ -35,6 +35,8 @@ class Grid:
         t, the GPUs of a tensor group, which a replica is.
     shard : {"none", "optimizer"}
         What replicas share.
+    copies : int
+        g, of each shard: replicas share in groups of d / g.
     redone : int
         How many layers are recomputed in each stage at most, the first ones.
     """
@@ -44,12 +46,18 @@ class Grid:
     replicas: int = 1
     tensor: int = 1
     shard: Shard = "none"
+    copies: int = 1
     redone: int = 0
 
     @property
     def parts(self) -> int:
         """How many stages there are."""
         return self.ranks * self.chunks
+
+    @property
+    def group(self) -> int:
+        """How many replicas share a state: h = d / g."""
+        return self.replicas // self.copies
 
     def gpu(self, rank: int, replica: int = 0) -> int:
         """Return the first GPU of a replica."""
@@ -89,13 +97,14 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
                 if parts > units or (several and not _interleaves(problem, ranks, replicas)):
                     break
                 for redone in _recompute(problem, units, parts):
-                    for shard in _shards(problem, replicas, chunks):
+                    for shard, copies in _shards(problem, replicas, chunks):
                         yield Grid(
                             ranks=ranks,
                             chunks=chunks,
                             replicas=replicas,
                             tensor=tensor,
                             shard=shard,
+                            copies=copies,
                             redone=redone,
                         )
 
@@ -144,7 +153,21 @@ def _recompute(problem: Problem, units: int, parts: int) -> list[int]:
     return sorted({0, 1, 2, -(-each // 2), each, ALL} - {each + 1})
 
 
-def _shards(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
+def _shards(problem: Problem, replicas: int, chunks: int) -> Iterator[tuple[Shard, int]]:
+    """Yield what replicas may share, and how many copies there are of each shard.
+
+    As many copies as replicas are what shares nothing has too, which sends no more.
+    """
+    yield from ((shard, 1) for shard in _levels(problem, replicas, chunks))
+    scope, chain = problem.scope, problem.chain
+    assert scope.engine is not None
+    if scope.hybrid and may_copy_shards(scope.engine) and chain.expert == 1:
+        for copies in range(2, replicas):
+            if replicas % copies == 0 and replicas // copies % chain.context == 0:
+                yield "optimizer", copies
+
+
+def _levels(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
     """Return what replicas may share, less what is never better.
 
     The shares of an optimizer state are smaller, and updated sooner; in place of summed gradients

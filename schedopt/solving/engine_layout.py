@@ -71,7 +71,7 @@ def is_spelled_out(problem: Problem, grid: Grid) -> bool:
 def find_fold(problem: Problem, grid: Grid) -> int:
     """Return of how many parts with nodes of their own a step is a fold at most; 1: it is none."""
     network, own = problem.platform.network, 1
-    if not problem.is_training_step:
+    if not problem.is_training_step or grid.copies > 1:
         return 1
     if network is not None:
         sizes = {node.gpus for node in network.nodes if node.gpus}

@@ -9,6 +9,7 @@ from typing import Final, SupportsFloat, TypeGuard
 
 from schedopt.checking import check
 from schedopt.effort import usable_cores
+from schedopt.engine import may_copy_shards
 from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.problem import Problem
@@ -68,11 +69,12 @@ def refuse_solver(problem: Problem, solver: str | None) -> None:
     """Raise `InputError` for a solver, one of ours, that is not for what is asked."""
     if problem.chain.together > 1:
         refuse_apart(problem)
-    if problem.scope.hybrid:
+    scope = problem.scope
+    if scope.hybrid and (scope.engine is None or not may_copy_shards(scope.engine)):
         raise InputError(
-            "no solver looks for copies of shards",
+            "copies of shards are looked for only as Megatron-LM and torchtitan have them",
             field="scope.hybrid",
-            way_out="Leave it out",
+            way_out="Ask for one of these (Scope.engine), or leave it out",
         )
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
@@ -150,11 +152,11 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
             field="initial",
             way_out="Solve the chain that the plan was made for",
         )
-    if any(stage.shard_copies > 1 for stage in initial.stages):
+    if any(stage.shard_copies > 1 for stage in initial.stages) and not problem.scope.hybrid:
         raise InputError(
-            "the plan to start from has copies of shards, which no solver looks for",
+            "the plan to start from has copies of shards, which are not allowed",
             field="initial",
-            way_out="Solve without it, and compare the answer with it",
+            way_out="Allow them (Scope.hybrid), or solve without it and compare the answer with it",
         )
     if not problem.scope.allows(initial.stages):
         raise InputError(

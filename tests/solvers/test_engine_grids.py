@@ -158,13 +158,19 @@ def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:
                 continue
             for chunks in range(1, len(places) // ranks + 1):
                 for redone in range(len(units) + 1) if scope.recompute else [0]:
-                    for shard in shards[: 1 + (scope.shard != "none" and replicas > 1)]:
+                    levels = shards[: 1 + (scope.shard != "none" and replicas > 1)]
+                    groups = range(2, replicas + 1) if scope.hybrid else ()
+                    shared: list[tuple[Shard, int]] = [
+                        ("optimizer", n) for n in groups if replicas % n == 0
+                    ]
+                    for shard, copies in [*((level, 1) for level in levels), *shared]:
                         grid = Grid(
                             ranks=ranks,
                             chunks=chunks,
                             replicas=replicas,
                             tensor=tensor,
                             shard=shard,
+                            copies=copies,
                             redone=redone,
                         )
                         plans = [
@@ -187,6 +193,7 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
             gpus=tuple(grid.gpu(number % grid.ranks, n) for n in range(grid.replicas)),
             recompute=tuple(u for u in units if begin <= u[0] and u[1] < end)[: grid.redone],
             shard=grid.shard,
+            shard_copies=grid.copies,
             tensor=grid.tensor,
         )
         for number, (begin, end) in enumerate(zip(begins, (*begins[1:], layers), strict=True))
@@ -205,17 +212,43 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
 @trials(1000, by_day=8)
 @given(steps())
 def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
-    result = solve_problem(problem, time_limit=None, gap=0, workers=1)
-    assert check(result) == ()
-    lengths = {grid: plan.pattern.period_total_ns for grid, plan in every_plan(problem)}
-    count = problem.scope.microbatches or 1
-    if not lengths:
-        assert result.plan is None
-        return
-    assert result.lower_bound is not None
-    assert result.lower_bound * count <= min(lengths.values())
-    assert result.plan is not None
-    assert result.plan.pattern.period_total_ns == min(lengths.values())
+    compare_with_the_answer(problem)
+
+
+@st.composite
+def steps_of_groups(draw: st.DrawFn) -> Problem:
+    """Draw the question for a step in which groups of replicas may have copies of the shards."""
+    chain, _ = draw(trained(most=2))
+    memory = draw(st.integers(10, 120))
+    platform = draw(
+        st.sampled_from(
+            [
+                Platform(4, memory, bandwidth=10**9, duplex="full"),
+                Platform(8, memory, bandwidth=3 * 10**8),
+                two_nodes(2, memory),
+                two_nodes(4, memory),
+            ]
+        )
+    )
+    engines: list[Engine] = ["megatron", "torchtitan"]
+    scope = Scope(
+        allocation="general",
+        max_k=None,
+        memory="peak",
+        replicas=None,
+        shard="optimizer",
+        hybrid=True,
+        engine=draw(st.sampled_from(engines)),
+    )
+    context = draw(st.sampled_from([1, 1, 1, 2]))
+    return training_step(replace(chain, context=context), platform, 8 // context, scope)
+
+
+@trials(500, by_day=5)
+@given(steps_of_groups())
+def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
+    compare_with_the_answer(problem)
+    compare_with_every_plan(problem)
 
 
 @trials(100)
@@ -264,9 +297,26 @@ def test_stages_of_no_layers_only_hand_on(problem: Problem) -> None:
             assert left.pattern.period_total_ns <= plan.pattern.period_total_ns
 
 
+def compare_with_the_answer(problem: Problem) -> None:
+    result = solve_problem(problem, time_limit=None, gap=0, workers=1)
+    assert check(result) == ()
+    lengths = {grid: plan.pattern.period_total_ns for grid, plan in every_plan(problem)}
+    count = problem.scope.microbatches or 1
+    if not lengths:
+        assert result.plan is None
+        return
+    assert result.lower_bound is not None
+    assert result.lower_bound * count <= min(lengths.values())
+    assert result.plan is not None
+    assert result.plan.pattern.period_total_ns == min(lengths.values())
+
+
 def compare_with_every_plan(problem: Problem) -> None:
     lows: dict[Grid, int | None] = {}
     for grid, plan in every_plan(problem):
+        if 1 < grid.copies == grid.replicas:
+            # Nothing is shared, which the solver looks at as such.
+            continue
         cuts = EngineCuts(problem, grid)
         begins = tuple(stage.first for stage in plan.stages)
         length = plan.pattern.period_total_ns

@@ -184,10 +184,10 @@ def test_other_scopes_do_not_have_them() -> None:
     assert not alone.scope.allows(plan.stages)
     assert "perhaps in groups" in str(plan.scope)
     assert name_shards(plan) == "optimizer in 2 groups of stage 0"
-    assert_refused(lambda: solve_problem(plan.problem), "scope.hybrid", "no solver looks for")
+    assert_refused(lambda: solve_problem(plan.problem), "scope.hybrid", "are looked for only as")
     asked = alone.problem
     assert_refused(
-        lambda: solve_problem(asked, initial=plan), "initial", "has copies of shards, which no"
+        lambda: solve_problem(asked, initial=plan), "initial", "has copies of shards, which are"
     )
     assert_refused(lambda: Scope(hybrid=True), "hybrid", "there are copies of shards where")
 
