@@ -35,6 +35,7 @@ OPTIONS: Final = {
     "Scope.tensor": "--tensor-parallel",
     "Scope.uneven": "--uneven",
     "import_chain.source": "--from",
+    "import_launch.arguments": "--arguments",
     "import_launch.config": "--config",
     "import_launch.ignored": "--ignore",
     "solve.batch": "--batch",

@@ -55,7 +55,7 @@ def test_the_options_and_the_fields_are_there() -> None:
     known_of = {name: {one.name for one in fields(owner)} for name, owner in owners.items()}
     known_of |= {
         "import_chain": {"source"},
-        "import_launch": {"config", "ignored"},
+        "import_launch": {"arguments", "config", "ignored"},
         "solve": {"batch"},
         "tied_weights": {"copy_tied_weights"},
     }

@@ -127,6 +127,16 @@ def test_refused(tmp_path: Path, text: str, flag: str, rule: str) -> None:
     assert_refused(lambda: megatron(tmp_path, text), field, rule, source=tmp_path / "run.sh")
 
 
+def test_more_gpus_to_the_experts_than_replicas_are_refused(tmp_path: Path) -> None:
+    assert_refused(
+        lambda: megatron(tmp_path, f"{P4} --expert-model-parallel-size 2"),
+        "replicas",
+        "2 GPUs share the experts of a layer, and a stage has 1 replica",
+        "Name the GPUs of 2 replicas, or let fewer share the experts",
+        source=tmp_path / "run.sh",
+    )
+
+
 def test_what_the_profile_lacks_is_refused(tmp_path: Path) -> None:
     assert_refused(
         lambda: megatron(tmp_path, f"{P4} --recompute-activations"),

@@ -375,7 +375,7 @@ def test_other_sections_are_refused(tmp_path: Path, rest: str, field: str, rule:
     ("training", "field", "rule"),
     [
         ("local_batch_size = 4; global_batch_size = 6", "training.global_batch_size",
-         "6 samples are no multiple of 4 on each of 1 replicas"),
+         "6 samples are no multiple of 4 on each of 1 replica"),
         ("local_batch_size = 3", "training.local_batch_size",
          "3 samples are no multiple of 2 in a micro-batch"),
     ],

@@ -28,6 +28,7 @@ from schedopt.importing.launch_files.splitting import chunks_of, stages_of_chunk
 from schedopt.megatron_layout import LayoutChunk, read_layout
 from schedopt.stage import Shard
 from schedopt.transformer_blocks import find_blocks
+from schedopt.units import counted
 
 LAYOUT: Final = "pipeline-model-parallel-layout"
 RANKS: Final = "pipeline-model-parallel-size"
@@ -322,7 +323,7 @@ def _microbatches(settings: Settings, samples: int, replicas: int, ranks: int, s
         settings.refuse(
             BATCH,
             f"{batch} samples are no multiple of {samples} in a micro-batch for each of "
-            f"{replicas} replicas",
+            f"{counted(replicas, 'replica')}",
             f"Give {max(1, count) * samples * replicas} or another multiple",
         )
     if stages == ranks:

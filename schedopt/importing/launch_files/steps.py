@@ -83,6 +83,13 @@ def _check_experts(launch: Launch) -> None:
     expert, replicas, copies = launch.expert, launch.replicas, launch.shard_copies
     if expert == 1 or (expert == replicas and copies == 1):
         return
+    if replicas < expert:
+        raise InputError(
+            f"{expert} GPUs share the experts of a layer, and a stage has "
+            f"{counted(replicas, 'replica')}",
+            field="replicas",
+            way_out=f"Name the GPUs of {expert} replicas, or let fewer share the experts",
+        )
     larger = f"let all {replicas} replicas share the experts, as far as these go round"
     fewer = f"Import it for the GPUs of {expert} replicas, without the sums between others"
     raise InputError(

@@ -39,6 +39,7 @@ from schedopt.megatron_layout import LayoutChunk
 from schedopt.stage import Shard
 from schedopt.systems.steps import engine_order
 from schedopt.transformer_blocks import find_blocks
+from schedopt.units import counted
 from schedopt.validation import show
 
 AT: Final = "parallelism"
@@ -267,7 +268,7 @@ def _batch(settings: Settings, ranks: int, replicas: int) -> tuple[int, int, int
     if rest or not passes:
         settings.refuse(
             GLOBAL,
-            f"{whole} samples are no multiple of {local} on each of {replicas} replicas",
+            f"{whole} samples are no multiple of {local} on each of {counted(replicas, 'replica')}",
             f"Give {max(1, passes) * local * replicas} or another multiple",
         )
     samples = settings.whole(SIZE, 1)
