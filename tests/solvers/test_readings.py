@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Scope, solve
 from tests.budgets import trials
-from tests.strategies import chains, tight_platforms
+from tests.strategies import tight_chains, tight_platforms
 
 WORK: dict[str, Any] = {"work_limit": 4000, "seed": 1}
 
 
-@trials(600, by_day=12)
+@trials(600, by_day=40)
 @given(
-    chain=chains(longest=5),
+    chain=tight_chains(4),
     platform=tight_platforms(),
     recompute=st.booleans(),
     max_k=st.sampled_from([1, 2]),
