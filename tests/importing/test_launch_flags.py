@@ -151,6 +151,10 @@ MODULES = {
     "A=(\n  --modules mlp\n  moe\n)\nrun ${A[@]}": "mlp moe",
     "run '--modules mlp other'": "mlp other",
     "MORE=moe\nrun --modules mlp $MORE": "mlp moe",
+    "run --modules mlp $EXTRA_ARGS --seed 1": "mlp",
+    'DATA="--split 99"\nrun --modules mlp $DATA': "mlp",
+    "DATA_ARGS=(--split 99)\nrun --modules mlp $DATA_ARGS": "mlp",
+    "run --modules mlp $NAME": "mlp $NAME",
     "modules:\n  - mlp\n  # and\n  - other\nseed: 1": "mlp other",
     "--modules:\n  - mlp\n  - 'other'\nMETRICS:\n  - loss": "mlp other",
 }
@@ -159,6 +163,11 @@ MODULES = {
 @pytest.mark.parametrize("text", MODULES)
 def test_a_list_has_all_its_values_and_no_command(text: str) -> None:
     assert read_flags(text, lists={"modules": ("mlp", "moe")}).values["modules"] == MODULES[text]
+
+
+def test_what_may_be_flags_behind_a_list_is_told_as_such() -> None:
+    flags = read_flags("run --modules mlp $EXTRA_ARGS", lists={"modules": ("mlp", "moe")})
+    assert [*flags.unread] == ["$EXTRA_ARGS"]
 
 
 QUOTED = {

@@ -191,7 +191,8 @@ class _Script:
             # Others are refused by name: those of the same line, and behind it those that look
             # alike, where a command may stand.
             other = _PLAIN if in_line else _SNAKE
-            if known and (word.rstrip(";)") in known or other.fullmatch(word)):
+            alike = other.fullmatch(word) and not self._holds_flags(word)
+            if known and (word.rstrip(";)") in known or alike):
                 values.append(word)
                 known = () if word[-1] in ";)" else known
                 continue
@@ -205,6 +206,15 @@ class _Script:
             yield word
         if values:
             yield " ".join(values)
+
+    def _holds_flags(self, word: str) -> bool:
+        """Whether a word is a variable with flags, or, by its name, may be one."""
+        if not word.startswith("$"):
+            return False
+        name = word.strip("${};)")
+        if name in self.variables:
+            return "--" in self.variables[name]
+        return name in self.assigned or bool(_UNREAD.fullmatch(word.rstrip(";)")))
 
     def _pairs(self, words: Iterable[str]) -> Iterator[tuple[str, Any]]:
         flag: str | None = None
