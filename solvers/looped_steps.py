@@ -77,6 +77,7 @@ class LoopedSteps:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._found: list[tuple[int, int, Loop, list[Turn]]] = []
+        self._laid_out: set[int] = set()
         self._waiting: Iterator[tuple[Loop, tuple[int, float]]] | None = None
 
     def least_ns(self) -> int:
@@ -113,16 +114,22 @@ class LoopedSteps:
                 yield loop, way
 
     def lay_out(self, run: Run) -> Iterator[Plan]:
-        """Yield the best steps, as far as they may be the shortest of all; some may not fit."""
+        """Yield the best steps, as far as they may be the shortest of all; some may not fit.
+
+        Each once: those of an earlier call count, and are not yielded again.
+        """
         shared, split = self.problem.chain.context > 1, self.problem.scope.split_backward
         kinds: dict[Kind, tuple[Kind, ...]] = {"F": ("F",), "B": ("I", "W") if split else ("B",)}
         laid_out = 0
-        for step_ns, _, loop, turns in self._found:
+        for step_ns, number, loop, turns in self._found:
             left = run.remaining()
             # The parts of a fold have their own sequences.
             parts = loop.fold if shared else 1
             if laid_out == MOST_LAID_OUT or run.stopped() or NEARLY * step_ns >= _limit_ns(run):
                 return
+            if number in self._laid_out:
+                laid_out += 1
+                continue
             if left is not None and OPERATION_S * parts * len(turns) > left:
                 continue
             every = (
@@ -133,8 +140,10 @@ class LoopedSteps:
             )
             fold = loop.fold // (parts * loop.sharing)
             with suppress(InputError, TooManyTasks):
-                yield lay_out_turns(self.problem, loop.stages, every, fold=fold)
+                plan = lay_out_turns(self.problem, loop.stages, every, fold=fold)
+                self._laid_out.add(number)
                 laid_out += 1
+                yield plan
 
 
 def _ways(loop: Loop) -> Sequence[tuple[int, float]]:

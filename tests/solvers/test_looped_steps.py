@@ -289,3 +289,11 @@ def test_looking_goes_on_where_it_was_cut_short() -> None:
         parts.look(short, 0.06)
         looks += 1
     assert parts.least_ns() == whole.least_ns() == 10
+
+
+def test_what_was_laid_out_is_not_laid_out_again() -> None:
+    problem = heavy_end(memory=25)
+    run, loops = Run(problem), LoopedSteps(problem)
+    loops.look(run)
+    assert [*loops.lay_out(run)]
+    assert [*loops.lay_out(run)] == []
