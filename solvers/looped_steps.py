@@ -348,19 +348,20 @@ class _Simulation:
         """Return when all gradients are applied, about, ns.
 
         Where activations go between nodes too, there is no gap for long rings before the end, but
-        for those of the last stage.
+        for those of the last stage. Rings that leave a node over the same card take turns.
         """
         loop = self.loop
         free = [0] * loop.ranks
         for stage in sorted(range(len(ended)), key=ended.__getitem__):
-            ranks, behind = loop.ranks_of(stage), loop.behind_ns(stage)
-            begin = max(ended[stage], *(free[rank] for rank in ranks), 0)
+            ways = {rank // loop.ringing for rank in loop.ranks_of(stage)}
+            behind = loop.behind_ns(stage)
+            begin = max(ended[stage], *(free[way] for way in ways), 0)
             if rounds is not None and stage == len(ended) - 1:
                 begin, behind = rounds.begin, rounds.left * rounds.each_ns
             elif self._leaves(stage) and behind:
                 begin = max(begin, end)
-            for rank in ranks:
-                free[rank] = begin + behind
+            for way in ways:
+                free[way] = begin + behind
         return max(end, *free)
 
     def _leaves(self, stage: int) -> bool:

@@ -100,12 +100,24 @@ class Loop:
         network = self.problem.platform.network
         if self.inside or network is None or self.problem.chain.context > 1:
             return 1
-        number = network.node_of[0]
-        gpus = network.nodes[number].gpus
-        if self.fold * self.tensor % gpus:
+        if self.fold * self.tensor % network.nodes[network.node_of[0]].gpus:
             return 1
-        of_card = gpus // max(1, network.cards_of(number))
-        return gcd(self.fold, max(1, of_card // self.tensor))
+        return gcd(self.fold, self._groups_of_card)
+
+    @cached_property
+    def ringing(self) -> int:
+        """Ranks whose gradients leave a node over one network card; 1 where each has its own."""
+        return self._groups_of_card if self.inside and len(self.nodes_of(0)) > 1 else 1
+
+    @property
+    def _groups_of_card(self) -> int:
+        """GPUs, or tensor groups, in a row that share a network card."""
+        network = self.problem.platform.network
+        if network is None:
+            return 1
+        number = network.node_of[0]
+        of_card = network.nodes[number].gpus // max(1, network.cards_of(number))
+        return max(1, of_card // self.tensor)
 
     @property
     def parted(self) -> int:

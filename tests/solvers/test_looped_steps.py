@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from schedopt.solvers import looped_steps
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.looped_pipeline import Rounds
+from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
@@ -230,9 +232,8 @@ def test_gradients_go_between_nodes_while_others_run() -> None:
     assert best.period_total_ns < last_backward + 10 + 80
 
 
-def test_parts_that_share_a_card_are_laid_out_together() -> None:
-    # Two nodes of two GPUs, each with one card, so that parts with a GPU in each node are in each
-    # other's way. The last layer on both nodes would send half of all micro-batches once more.
+def on_one_card_a_node(sent: int, gradient: int) -> Problem:
+    """Return a step of nine equal layers on two nodes of two GPUs, each with one card."""
     inside = Link(bandwidth_bytes_per_s=10**12)
     network = Network(
         nodes=(*(Node(name=name, gpus=2, link=inside) for name in "ab"), Node(name="c", gpus=0)),
@@ -241,16 +242,36 @@ def test_parts_that_share_a_card_are_laid_out_together() -> None:
             for name in "ab"
         ),
     )
-    own: dict[str, Any] = {"parameter_bytes": 80, "gradient_bytes": 80, "optimizer_bytes": 0}
-    chain = Chain(layers=(replace(layer(10, 10, weight=160, sent=8), **own),) * 9)
+    own: dict[str, Any] = {"parameter_bytes": 80, "gradient_bytes": gradient, "optimizer_bytes": 0}
+    chain = Chain(layers=(replace(layer(10, 10, weight=80 + gradient, sent=sent), **own),) * 9)
     platform = Platform([Gpu(memory_bytes=10**6)] * 4, network=network)
-    problem = training_step(chain, platform, 16, widest_step(chain))
+    return training_step(chain, platform, 16, widest_step(chain))
+
+
+def test_parts_that_share_a_card_are_laid_out_together() -> None:
+    # Parts with a GPU in each node are in each other's way. The last layer on both nodes would send
+    # half of all micro-batches once more.
+    problem = on_one_card_a_node(sent=8, gradient=80)
     plans = [plan for plan in propose(problem, Run(problem)) if not check(plan)]
     best = min(plans, key=lambda plan: plan.pattern.period_total_ns)
     assert [{*stage.gpus} for stage in best.stages] == [{0, 1}, {2, 3}] * 2
     assert best.pattern.fold == 1
     # One rank has five of the nine layers, each for eight micro-batches of a GPU.
     assert 8 * 5 * 20 <= best.pattern.period_total_ns < 1.05 * (8 * 5 * 20)
+
+
+def test_rings_that_leave_a_node_over_the_same_card_take_turns() -> None:
+    # Each node is a part, and the gradients of its two ranks go to the other node over one card.
+    problem = on_one_card_a_node(sent=1, gradient=8000)
+    every = looped_steps._list_loops(problem, None)
+    loops = [loop for loop in every if loop.inside and loop.fold == 2]
+    assert loops
+    for loop in loops:
+        found = looped_steps._Simulation(loop, 0, loop.in_flight(1.0)).run(inf)
+        assert found is not None
+        about, turns = found
+        plan = lay_out_turns(problem, loop.stages, turns, fold=loop.fold)
+        assert about == pytest.approx(plan.pattern.period_total_ns, rel=0.02)
 
 
 def test_activations_go_between_rounds_of_a_ring() -> None:
