@@ -59,6 +59,8 @@ class Case:
     """The values of the record that identify it within the family."""
     measure: Callable[[Effort, Proceed], dict[str, Any]]
     """Returns its figures. A case of several runs calls the `Proceed` before each."""
+    left_out: str = ""
+    """The family of its record where `measure` returns no figures, but `why` there are none."""
 
     def __str__(self) -> str:
         return label(self.family, self.key)
@@ -66,7 +68,7 @@ class Case:
     def is_in(self, records: Iterable[Record]) -> bool:
         """Whether one of the records is of this case."""
         return any(
-            record.family == self.family
+            record.family in (self.family, self.left_out)
             and all(record.get(name) == value for name, value in self.key.items())
             for record in records
         )
@@ -206,7 +208,8 @@ def measure(
                     figures = case.measure(effort, announce)
                     if interrupted():
                         return False
-                    file.add(Record(case.family, {**case.key, **figures}, conditions))
+                    family = case.left_out if case.left_out and "why" in figures else case.family
+                    file.add(Record(family, {**case.key, **figures}, conditions))
         except KeyboardInterrupt:
             return False
         finally:

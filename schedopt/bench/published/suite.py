@@ -27,7 +27,6 @@ from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import RecordFile, of_family
 from schedopt.bench.suite import Case, Effort, Proceed, Records, Suite
 from schedopt.bench.tables import Row
-from schedopt.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +68,8 @@ def _case(package: str, one: Prediction | Unpredicted) -> Case:
 def _row_case(package: str, prediction: Prediction) -> Case:
     def measure(_: Effort, __: Proceed) -> dict[str, Any]:
         predicted = prediction.predict()
-        _refuse_impossible(package, prediction, predicted.value)
+        if why := _impossible(prediction, predicted.value):
+            return {"why": why}
         return {
             "predicted": _rounded(predicted.value),
             "measured": _rounded(prediction.measured),
@@ -81,17 +81,17 @@ def _row_case(package: str, prediction: Prediction) -> Case:
         }
 
     key = {"package": package, "test": prediction.test, "row": prediction.row}
-    return Case(ROWS, key, measure)
+    return Case(ROWS, key, measure, UNPREDICTED)
 
 
-def _refuse_impossible(package: str, prediction: Prediction, value: float) -> None:
-    """Refuse a time or a size below 0: a figure that it comes from cannot be."""
-    if not 0 <= value < inf:
-        raise InputError(
-            f"{value:g} is predicted, and {prediction.measured:g} was measured",
-            field=f"{package} {prediction.test}, {prediction.row}",
-            way_out="Correct its figures, or those of the line that it is fitted on",
-        )
+def _impossible(prediction: Prediction, value: float) -> str:
+    """Return why a time or a size cannot be, and so what it comes from; empty if it can."""
+    if 0 <= value < inf:
+        return ""
+    return (
+        f"test {prediction.test}: {value:g} is predicted, and {prediction.measured:g} was "
+        "measured; its figures cannot be right, or those of the line that it is fitted on"
+    )
 
 
 def _rounded(value: float) -> float:

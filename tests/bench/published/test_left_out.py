@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from schedopt.bench.published.suite import published_cases
+from schedopt.bench.published.marks import ROWS
+from schedopt.bench.published.suite import SUITE, published_cases
 from schedopt.bench.published.tables import Tables
-from schedopt.bench.suite import Case
+from schedopt.bench.records import RecordFile
+from schedopt.bench.suite import Case, measure
 from schedopt.errors import InputError
 from tests.bench.published.other_tables import Documents, change, shipped, write
-from tests.cli.commands import run
 
 
 def tables_of(package: str) -> Documents:
@@ -36,12 +37,15 @@ def test_a_step_that_is_shorter_than_its_update(tmp_path: Path) -> None:
         return {**line, "step_ns": 5} if line["tp"] == 2 and line["pp"] == 8 else line
 
     change(documents["vtrain/runs"], short)
-    data = write(documents, tmp_path / "data")
-    done = run("bench", "published", "--data", data, "-o", tmp_path)
-    assert done.returncode == 2
-    (said,) = done.stderr.strip().splitlines()
-    for word in ("vtrain a, 39.1B, tp 2", "is predicted", "was measured", "fitted on"):
+    cases, file = cases_of(documents, tmp_path), RecordFile(None)
+    assert measure([cases], None, file)
+    lines = SUITE.to_markdown(file.records).splitlines()
+    (said,) = (line for line in lines if "39.1B, tp 2, dp 16, pp 16, mbs 2 | test a:" in line)
+    for word in ("| vtrain |", ": -", "is predicted", "was measured", "fitted on"):
         assert word in said
+    # All others are predicted, and with the same tables nothing is done again.
+    assert len([row for row in file.records if row.family == ROWS]) > 50
+    assert all(case.is_in(file.records) for case in cases)
 
 
 def test_a_site_with_several_kinds_of_gpus_is_one(tmp_path: Path) -> None:
