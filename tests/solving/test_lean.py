@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, NamedTuple, cast
 
 import numba
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from numba.core.codegen import JITCodeLibrary
 
+from schedopt.errors import InputError
+from schedopt.solving.local_search import njit
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
 from schedopt.solving.local_search.tables import Ints
@@ -86,6 +89,15 @@ def test_what_does_not_lie_in_rows_is_refused() -> None:
     turned = np.zeros((3, 2), dtype=np.int64).T
     with pytest.raises(TypeError, match="rows"):
         lean(Inner(np.zeros(1, dtype=np.int64), turned, np.zeros((1, 1, 1))))
+
+
+def test_where_numba_compiles_nothing_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cast(Any, numba).config, "DISABLE_JIT", 1)
+    spec = spec_from_file_location("again", njit.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(InputError, match=r"NUMBA_DISABLE_JIT has numba compile nothing.*Unset"):
+        spec.loader.exec_module(module_from_spec(spec))
 
 
 def test_kernels_are_optimized_with_what_calls_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:

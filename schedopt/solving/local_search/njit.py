@@ -14,10 +14,17 @@ from typing import Any, Final, TypeVar, cast
 import numba
 from numba.core.options import DefaultOptions
 
+from schedopt.errors import InputError
 from schedopt.solving.local_search.compilation import code_folder
 from schedopt.solving.local_search.kernel_code import KernelCompiler
 
 F = TypeVar("F", bound=Callable[..., object])
+
+if cast(Any, numba.config).DISABLE_JIT:
+    raise InputError(
+        "NUMBA_DISABLE_JIT has numba compile nothing, and the searches are compiled by it",
+        way_out="Unset this variable",
+    )
 
 _UNCOUNTED: Final = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 """Lets numba count no references.
