@@ -201,7 +201,7 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
                     problem, cuts, ranks, tensor, loops, alone, spread, shared, fold, inside, thin
                 )
                 # What a stage on all ranks sends is too much only where cards are shared.
-                if not shared and loop.sharing == 1:
+                if loop.is_crossed or (not shared and loop.sharing == 1):
                     continue
                 laid_out = 2 * count // (fold // loop.sharing if chain.context == 1 else 1)
                 if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:

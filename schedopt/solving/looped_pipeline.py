@@ -104,6 +104,16 @@ class Loop:
             return 1
         return gcd(self.fold, self._groups_of_card)
 
+    @property
+    def is_crossed(self) -> bool:
+        """Whether GPUs of several parts share a card, and ranks a node: they are no fold."""
+        network = self.problem.platform.network
+        if self.inside or network is None or self.problem.chain.context > 1:
+            return False
+        gpus = network.nodes[network.node_of[0]].gpus
+        several = gpus < len(self.problem.platform.gpus)
+        return several and self._groups_of_card > 1 and self.fold * self.tensor % gpus > 0
+
     @cached_property
     def ringing(self) -> int:
         """Ranks whose gradients leave a node over one network card; 1 where each has its own."""

@@ -274,6 +274,28 @@ def test_rings_that_leave_a_node_over_the_same_card_take_turns() -> None:
         assert about == pytest.approx(plan.pattern.period_total_ns, rel=0.02)
 
 
+def test_parts_that_share_a_card_of_several_ranks_are_not_looked_at() -> None:
+    # Two nodes of four GPUs, two to a card: with a pair of parts for each of four ranks, both ranks
+    # of a node send over the cards of the other part, too.
+    inside = Link(bandwidth_bytes_per_s=10**12)
+    network = Network(
+        nodes=(*(Node(name=name, gpus=4, link=inside) for name in "ab"), Node(name="c", gpus=0)),
+        links=tuple(
+            NodeLink(between=(name, "c"), bandwidth_bytes_per_s=10**9, cards=2) for name in "ab"
+        ),
+    )
+    platform = Platform([Gpu(memory_bytes=10**6)] * 8, network=network)
+    chain = on_one_card_a_node(sent=1, gradient=80).chain
+    problem = training_step(chain, platform, 16, widest_step(chain))
+    loops = [*looped_steps._list_loops(problem, None)]
+    assert any(loop.inside for loop in loops)
+    for loop in loops:
+        found = looped_steps._Simulation(loop, 2, loop.in_flight(1.0)).run(inf)
+        assert found is not None
+        # It is no `InputError` that these are no fold.
+        lay_out_turns(problem, loop.stages, found[1], fold=loop.fold // loop.sharing)
+
+
 def test_activations_go_between_rounds_of_a_ring() -> None:
     # Three rounds of 10 ns. The first runs when an activation of 4 ns comes at 105; the second one
     # begins behind it, at 114, and ends before the next activation; the third one is in its way.
