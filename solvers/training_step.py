@@ -152,7 +152,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         if not (alike and problem.platform.uniform) or compilation.is_under_way():
             loops.look(run, MORE_OF_LOOPS)
             _lay_out_loops(loops, run)
-    if compilation.is_under_way():
+    if compilation.is_under_way() or not compilation.is_kept():
         _report_meanwhile(problem, run, alike=alike)
     if anywhere:
         COMPILATIONS["flush_search"].start()
@@ -292,8 +292,13 @@ def _engines_s(engines: EngineSteps, run: Run) -> float | None:
 
 
 def _report_meanwhile(problem: Problem, run: Run, *, alike: bool) -> None:
-    """Report what needs nothing that is compiled: a grid, published systems, and folds."""
-    for plan in propose_steps(problem, run.remaining()):
+    """Report what needs nothing that is compiled: a grid, published systems, and folds.
+
+    Without a plan the compiler is waited for beyond the limit: then a grid comes even when time is
+    up.
+    """
+    left = run.remaining()
+    for plan in propose_steps(problem, None if left is None else max(left, FIRST_S)):
         report_valid(plan, run)
         if run.best() is not None or run.stopped():
             break

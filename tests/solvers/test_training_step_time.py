@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from schedopt.solvers.contiguous_steps import search_contiguous
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
+from schedopt.solving.local_search.compilation import NOT_READY, Compilation
 from schedopt.solving.replicas import layout
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
@@ -105,6 +107,23 @@ def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) ->
         reports.lay_out_best()
     assert found
     assert len(found) == len(laid_out)
+
+
+def test_a_step_is_there_before_this_process_compiles_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Nothing can be kept there, so no other process compiles.
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    asked: list[Compilation] = []
+    monkeypatch.setattr(Compilation, "compile_here", lambda one: asked.append(one))
+    # Time is up before the first step is there.
+    problem = problem_of(8)
+    run = Run(problem, time_limit=0.0)
+    solver.solve(problem, run)
+    assert run.best() is not None
+    assert run.events.left_out == NOT_READY
+    assert asked == []
 
 
 @pytest.mark.parametrize("work", [200, 1500, None])
