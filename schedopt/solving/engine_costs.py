@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -191,31 +191,45 @@ class GradientExchange:
             return _Exchange((_Hops(ring, most, most),), shares)
         most = replicas - grid.copies
         inside = _Exchange((_Hops(ring, most, most),), 0)
-        return max(inside, self._between(rank, ring), key=self._whole_ns)
+        return max([inside, *self._between(rank)], key=self._whole_ns)
 
-    def _between(self, rank: int, ring: _RingLink) -> _Exchange:
-        """Return what comes one after the other on a link between groups, and around it.
+    def _between(self, rank: int) -> Iterator[_Exchange]:
+        """Yield what comes one after the other on a link between groups, and around it.
 
-        What it carries first has gone round a group; what comes last is updated and goes round one.
+        It waits for all chunks of a share, which go round a group, one behind the other. A share is
+        updated when the last one has come, and its chunks go round again; or behind the first of
+        these updates a link of the group carries the chunks of all shares.
         """
-        grid = self.grid
-        links = {
-            self._link(grid.gpu(rank, replica), grid.gpu(rank, replica + grid.group))
-            for replica in range(grid.group)
-        }
-        first = self._link(grid.gpu(rank), grid.gpu(rank, grid.group))
-        beyond = _Hops(first, 2 * (grid.copies - 1), 0)
+        grid, size = self.grid, self.grid.group
+        starts = range(0, grid.replicas - size, size)
+        begin = next((one for one in starts if self._hop(rank, one, size).leaves), 0)
+        beyond = _Hops(self._hop(rank, begin, size), 2 * (grid.copies - 1), 0)
         if grid.chunks > 1:
-            return _Exchange((beyond,), 0)
-        around = 0 if ring.leaves else grid.group - 1
+            yield _Exchange((beyond,), 0)
+            return
+        ring, behind = self._ring(rank, begin), self._ring(rank, begin + size)
+        around = size + grid.copies - 2
+        first = _Hops(ring, 0 if ring.leaves else around, 0)
+        last = _Hops(behind, 0, 0 if behind.leaves else around)
         # One of the homes has the largest share, if it is known what comes to it.
-        shares = grid.group if len(links) == 1 else 0
-        return _Exchange((_Hops(ring, around, around), beyond), shares)
+        alike = len({self._hop(rank, begin + home, size) for home in range(size)}) == 1
+        yield _Exchange((first, beyond, last), size if alike else 0)
+        if alike:
+            every = _Hops(behind, 0, grid.replicas - grid.copies)
+            yield _Exchange((first, beyond, every), 0)
 
-    def _ring(self, rank: int) -> _RingLink:
-        """Return a link of a ring of the replicas of a rank that share, one that leaves a node."""
+    def _hop(self, rank: int, replica: int, distance: int) -> _RingLink:
+        """Return the link from a replica of a rank to the one so far behind it."""
+        grid = self.grid
+        return self._link(grid.gpu(rank, replica), grid.gpu(rank, replica + distance))
+
+    def _ring(self, rank: int, begin: int = 0) -> _RingLink:
+        """Return a link of a ring of replicas that share, one that leaves a node.
+
+        They are those of a rank from one on.
+        """
         grid, network = self.grid, self._platform.network
-        first, *others = (grid.gpu(rank, replica) for replica in range(grid.group))
+        first, *others = (grid.gpu(rank, begin + replica) for replica in range(grid.group))
         if network is not None:
             nodes = network.node_of
             far = next((gpu for gpu in others if nodes[gpu] != nodes[first]), None)

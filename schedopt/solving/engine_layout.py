@@ -11,7 +11,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_grid import Grid
-from schedopt.solving.replicas.layout import lay_out_turns
+from schedopt.solving.replicas.layout import CHUNK, count_chunks, lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.steps import engine_order, engine_step
@@ -58,9 +58,15 @@ def lay_out_without_empty(problem: Problem, plan: Plan) -> Plan:
 
 
 def count_operations(problem: Problem, grid: Grid, *, folded: bool = False) -> int:
-    """Return how many operations a step has, or one part of its fold, about."""
+    """Return how many operations a step has, or one part of its fold, about.
+
+    Chunks that go round rings count where there are no folds, which take no notice of most of them.
+    """
     whole = (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
-    return whole // (find_fold(problem, grid) if folded else 1)
+    fold = find_fold(problem, grid)
+    if fold == 1:
+        whole += CHUNK * grid.parts * count_chunks(grid.replicas)
+    return whole // (fold if folded else 1)
 
 
 def is_spelled_out(problem: Problem, grid: Grid) -> bool:

@@ -20,6 +20,7 @@ from schedopt.engine import (
     why_not_stages,
     why_not_together,
 )
+from schedopt.formats.presets import make_preset
 from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
@@ -242,6 +243,32 @@ def steps_of_groups(draw: st.DrawFn) -> Problem:
     )
     context = draw(st.sampled_from([1, 1, 1, 2]))
     return training_step(replace(chain, context=context), platform, 8 // context, scope)
+
+
+@pytest.mark.parametrize(("copies", "share"), [(8, 0.99), (4, 0.92), (2, 0.86)])
+def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: float) -> None:
+    part = 10**9
+    layers = [
+        Layer(
+            name=name,
+            forward_ns=1000,
+            backward_ns=2000,
+            weight_bytes=3 * part,
+            parameter_bytes=part,
+            gradient_bytes=part,
+            optimizer_bytes=part,
+            activation_bytes=1,
+        )
+        for name in ("embed", "layers.0", "head")
+    ]
+    scope = Scope.usual(
+        max_k=None, replicas=None, shard="optimizer", hybrid=True, engine="megatron"
+    )
+    problem = training_step(Chain(layers=tuple(layers)), make_preset("dgx-h100:2"), 16, scope)
+    grid = Grid(ranks=1, chunks=1, replicas=16, shard="optimizer", copies=copies)
+    cuts = EngineCuts(problem, grid)
+    length = lay_out_step(problem, grid, cuts.stages((0,))).pattern.period_total_ns
+    assert share * length <= cuts.schedule_bound((0,)) <= length
 
 
 @trials(500, by_day=5)
