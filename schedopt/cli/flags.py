@@ -24,6 +24,7 @@ OPTIONS: Final = {
     "Scope.allocation": "--allocation",
     "Scope.engine": "--for",
     "Scope.grain": "--grain",
+    "Scope.hybrid": "--hybrid",
     "Scope.max_k": "--max-k",
     "Scope.memory": "--memory",
     "Scope.microbatches": "--microbatches",

@@ -157,6 +157,11 @@ class TrainingOptions:
         "with --batch the default, where the chain knows its size: engines run it beside "
         "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
     ] = None
+    hybrid: Annotated[
+        bool,
+        "With --batch and --for megatron or torchtitan: replicas may share in groups, each of "
+        "which has a copy of all shards (HSDP). Fewer bytes then leave a node.",
+    ] = False
     tensor_parallel: Annotated[
         int | None,
         "T: The most GPUs of a tensor group, with --batch. Default: any for which the profile has "
@@ -178,6 +183,7 @@ class TrainingOptions:
         self, scope: Scope, chain: Chain, freedoms: FreedomOptions, usual: int | None = 1
     ) -> Scope:
         """Return a scope with what is allowed to replicas; `usual` is how many without a batch."""
+        groups: dict[str, Any] = {"uneven": self.uneven, "hybrid": self.hybrid}
         if self.batch is None:
             if self.tensor_parallel is not None:
                 raise InputError(
@@ -186,15 +192,13 @@ class TrainingOptions:
                     way_out="Ask for a batch (--batch), or leave it out",
                 )
             most = usual if self.replicas is None else self.replicas
-            return replace(scope, replicas=most, shard=self.shard or "none", uneven=self.uneven)
+            return replace(scope, replicas=most, shard=self.shard or "none", **groups)
         wide = widest_step(chain)
         if freedoms.recompute is None:
             scope = replace(scope, recompute=wide.recompute)
         most = wide.replicas if self.replicas is None else self.replicas
         level = wide.shard if self.shard is None and most != 1 else self.shard or "none"
-        return replace(
-            scope, replicas=most, shard=level, tensor=self.tensor_parallel, uneven=self.uneven
-        )
+        return replace(scope, replicas=most, shard=level, tensor=self.tensor_parallel, **groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,8 @@ def solve_chain(
     schedopt solve --chain profile.json --platform dgx-h100:8 --batch 512 --tensor-parallel 4
 
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --batch 64 --restrictions
+
+    schedopt solve --chain llama.json --platform dgx-h100:8 --batch 64 --for torchtitan --hybrid
     """
     from schedopt.formats import check_writable
     from schedopt.result import Result

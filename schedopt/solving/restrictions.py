@@ -93,8 +93,11 @@ def solve_restricted(
 
 
 def _kinds(problem: Problem) -> Iterator[_Kind]:
-    """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
-    scope = problem.scope
+    """Yield kinds of plans beyond those of an engine, first those that are nearest to it.
+
+    Copies of shards are looked for only as the engine has them.
+    """
+    scope = replace(problem.scope, hybrid=False)
     alone = _Kind(
         "replicas by stage" if problem.is_training_step else "any order",
         Suggestion.NO_GRID,

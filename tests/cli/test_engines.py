@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedopt import Result
 from tests.cli.commands import ROOT, printed, run
+from tests.importing.launching import transformer
 
 CHAIN = ROOT / "instances" / "gpt2-small.json"
 PLATFORM = ("--gpus", "2", "--mem", "8G", "--bandwidth", "12GB/s")
@@ -49,6 +52,58 @@ def test_a_search_that_begins_with_a_plan_finds_none_that_is_longer(tmp_path: Pa
     done = run("solve", *chain, "--batch", "16", "--for", "megatron", "--start", now)
     assert done.returncode == 2
     assert f"Error: {now}: initial: the plan to start from does not answer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "said"),
+    [
+        ("torchtitan", "torchtitan-toml", "parallelism.data_parallel_replicate_degree = 2"),
+        pytest.param(
+            *("megatron", "megatron-args", "--num-distributed-optimizer-instances 2"),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_groups_of_replicas_come_back_from_what_is_exported(
+    engine: str, source: str, said: str, tmp_path: Path
+) -> None:
+    chain, machine, plan, out, now = (
+        tmp_path / name for name in ("chain.json", "two.json", "plan.json", "out", "now.json")
+    )
+    small = transformer(2)
+    part: dict[str, Any] = {
+        f"{kind}_bytes": 1000 for kind in ("parameter", "gradient", "optimizer")
+    }
+    layers = [
+        replace(layer, weight_bytes=3000, activation_bytes=4000, **part) for layer in small.layers
+    ]
+    replace(small, layers=tuple(layers)).save(chain)
+    inside = {"bandwidth": "100GB/s", "duplex": "full"}
+    nodes = [
+        {"name": name, "gpus": 2, "memory": "1M", "link": inside} for name in ("left", "right")
+    ]
+    between = {"between": ["left", "right"], "bandwidth": "1GB/s", "duplex": "full"}
+    machine.write_text(
+        json.dumps({"format": "schedopt.platform/1", "nodes": nodes, "links": [between]})
+    )
+    asked = ("--chain", chain, "--platform", machine)
+    step = ("solve", *asked, "--batch", "4", "--for", engine, "--workers", "1")
+    printed(*step, "-o", now)
+    assert "share the optimizer state, perhaps in groups" in printed(*step, "--hybrid", "-o", plan)
+    alone, found = Result.load(now), Result.load(plan).plan
+    assert found is not None
+    assert alone.lower_bound is not None
+    assert found.pattern.period < alone.lower_bound
+    assert {(stage.gpus, stage.shard_copies) for stage in found.stages} == {((0, 1, 2, 3), 2)}
+    printed("export", plan, "--to", engine, "-o", out)
+    file = out / "pipeline.py" if out.is_dir() else out
+    assert said in file.read_text()
+    printed("import", file, "--from", source, *asked, "-o", now)
+    read = Result.load(now).plan
+    assert read is not None
+    assert (read.stages, read.pattern) == (found.stages, found.pattern)
+    printed(*step, "--hybrid", "--start", now, "-o", plan)
+    assert Result.load(plan).period == found.pattern.period
 
 
 def test_a_step_has_four_micro_batches_for_each_gpu_if_nothing_is_said(tmp_path: Path) -> None:

@@ -83,6 +83,30 @@ def test_where_no_plan_exists_each_row_says_so() -> None:
         assert row.note.outcome is Outcome.NO_PLAN_EXISTS
 
 
+def test_plans_beyond_an_engine_have_no_groups_with_copies() -> None:
+    layers = []
+    for layer in BLOCK.layers:
+        part = layer.weight_bytes // 5
+        layers.append(
+            replace(layer, parameter_bytes=part, gradient_bytes=part, optimizer_bytes=part)
+        )
+    chain = replace(BLOCK, layers=tuple(layers))
+    scope = replace(widest_step(chain), engine="megatron", hybrid=True, tensor=1)
+    result = solve(
+        chain,
+        Platform(4, 1000),
+        scope=scope,
+        batch=4,
+        restrictions=True,
+        workers=1,
+        time_limit=None,
+    )
+    assert result.problem.scope.hybrid
+    outcomes = [row.note.outcome for row in result.ladder[1:] if isinstance(row.note, Note)]
+    assert len(outcomes) == len(result.ladder) - 1 > 0
+    assert Outcome.REFUSED not in outcomes
+
+
 def test_rows_without_time_say_so() -> None:
     stop = threading.Event()
     stop.set()
