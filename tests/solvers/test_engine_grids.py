@@ -25,7 +25,7 @@ from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
 from schedopt.solvers.engine_steps import report_engine_steps
-from schedopt.solving import engine_table
+from schedopt.solving import engine_answers, engine_table
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import lay_out_step, lay_out_without_empty
@@ -245,30 +245,44 @@ def steps_of_groups(draw: st.DrawFn) -> Problem:
     return training_step(replace(chain, context=context), platform, 8 // context, scope)
 
 
-@pytest.mark.parametrize(("copies", "share"), [(8, 0.99), (4, 0.92), (2, 0.86)])
-def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: float) -> None:
-    part = 10**9
-    layers = [
-        Layer(
-            name=name,
-            forward_ns=1000,
-            backward_ns=2000,
-            weight_bytes=3 * part,
-            parameter_bytes=part,
-            gradient_bytes=part,
-            optimizer_bytes=part,
-            activation_bytes=1,
-        )
-        for name in ("embed", "layers.0", "head")
-    ]
+def step_of_groups(part: int, platform: Platform) -> Problem:
+    """Return the question for a step of one micro-batch a GPU, of layers with three such parts."""
+    layer = Layer(
+        forward_ns=1000,
+        backward_ns=2000,
+        weight_bytes=3 * part,
+        parameter_bytes=part,
+        gradient_bytes=part,
+        optimizer_bytes=part,
+        activation_bytes=4 * part,
+    )
+    chain = Chain(layers=tuple(replace(layer, name=name) for name in ("embed", "layers.0", "head")))
     scope = Scope.usual(
         max_k=None, replicas=None, shard="optimizer", hybrid=True, engine="megatron"
     )
-    problem = training_step(Chain(layers=tuple(layers)), make_preset("dgx-h100:2"), 16, scope)
+    return training_step(chain, platform, len(platform.gpus), scope)
+
+
+@pytest.mark.parametrize(("copies", "share"), [(8, 0.99), (4, 0.92), (2, 0.86)])
+def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: float) -> None:
+    problem = step_of_groups(10**9, make_preset("dgx-h100:2"))
     grid = Grid(ranks=1, chunks=1, replicas=16, shard="optimizer", copies=copies)
     cuts = EngineCuts(problem, grid)
     length = lay_out_step(problem, grid, cuts.stages((0,))).pattern.period_total_ns
     assert share * length <= cuts.schedule_bound((0,)) <= length
+
+
+def test_steps_of_groups_that_are_too_long_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = step_of_groups(1000, two_nodes(2))
+    whole = solve_problem(problem, time_limit=None, workers=1)
+    monkeypatch.setattr(engine_answers, "MOST_SPELLED_OUT", 1)
+    left = solve_problem(problem, time_limit=None, workers=1)
+    assert whole.plan is not None
+    assert left.plan is not None
+    assert left.lower_bound is not None
+    assert {stage.shard_copies for stage in whole.plan.stages} == {2}
+    assert {stage.shard_copies for stage in left.plan.stages} == {1}
+    assert left.lower_bound <= whole.plan.pattern.period < left.plan.pattern.period
 
 
 @trials(500, by_day=5)
