@@ -84,8 +84,7 @@ class Scope:
         must be alike.
     hybrid : bool
         Whether groups of replicas may have copies of all shards (HSDP; `Stage.shard_copies`).
-        Plans that are imported may; of solvers only ``engine_step`` looks for them, as Megatron-LM
-        and torchtitan have them.
+        They are looked for as Megatron-LM and torchtitan have them.
     tensor : int or None
         The most GPUs of a tensor group. None: any for which the problem has a variant. A group lies
         inside a node.

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from schedopt.engine import Engine
+from schedopt.engine import Engine, may_copy_shards
 from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.engine_step import EngineSearch
@@ -159,5 +159,6 @@ def _engines(problem: Problem) -> tuple[Engine, ...]:
 def _ask_engine(problem: Problem, engine: Engine) -> Problem:
     scope = problem.scope
     shard = min(scope.shard, MOST_SHARED, key=SHARDS.index)
-    scope = replace(scope, uneven=False, split_backward=False)
+    hybrid = scope.hybrid and may_copy_shards(engine)
+    scope = replace(scope, uneven=False, split_backward=False, hybrid=hybrid)
     return replace(problem, scope=replace(scope, engine=engine, shard=shard))

@@ -122,11 +122,12 @@ def _needs_engines(problem: Problem) -> bool:
     """Whether engines may run steps that the search for contiguous stages does not simulate.
 
     On links that are alike each grid of theirs is among its stages with equal replicas, and it
-    changes those just as well.
+    changes those just as well; but groups of replicas with copies of shards are theirs alone.
     """
     from schedopt.solving.replicas.stages import find_fold
 
-    if problem.scope.allocation == "general" or problem.degrees != (1,):
+    scope = problem.scope
+    if scope.allocation == "general" or problem.degrees != (1,) or scope.hybrid:
         return True
     return not problem.platform.uniform or find_fold(problem) > 1
 
@@ -137,6 +138,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     from schedopt.solving.replicas.stages import find_fold, read_step, with_halves
     from schedopt.solving.replicas.step_bound import fits
 
+    # Groups of replicas with copies of shards are looked for on grids of engines alone.
+    asked, problem = problem, replace(problem, scope=replace(problem.scope, hybrid=False))
     scope, compilation = problem.scope, COMPILATIONS["replicas"]
     alike, anywhere = read_machine(problem) is not None, scope.allocation == "general"
     if not (alike or anywhere):
@@ -163,7 +166,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     searches: list[StepReports] = []
     placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
-    own = EngineSteps(problem, run, cutoff) if engines else None
+    own = EngineSteps(asked, run, cutoff) if engines else None
     if step is not None:
         bound = _prove(with_halves(step), run)
         ahead = False
@@ -383,7 +386,8 @@ def _prove(step: StepData, run: Run) -> int | None:
     exact = whole or problem.scope.shard in ("none", "optimizer")
     run.report_infeasible(
         Infeasibility(
-            scope=scope,
+            # Copies of shards take more memory.
+            scope=replace(scope, hybrid=run.scope.hybrid),
             proof=Proof(ProofKind.NO_STAGES_WITH_REPLICAS),
             least_memory_bytes=memory if exact else None,
             proven_memory_bytes=memory,

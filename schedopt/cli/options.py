@@ -159,8 +159,8 @@ class TrainingOptions:
     ] = None
     hybrid: Annotated[
         bool,
-        "With --batch and --for megatron or torchtitan: replicas may share in groups, each of "
-        "which has a copy of all shards (HSDP). Fewer bytes then leave a node.",
+        "With --batch, alone or with --for megatron or torchtitan: replicas may share in groups, "
+        "each of which has a copy of all shards (HSDP). Fewer bytes then leave a node.",
     ] = False
     tensor_parallel: Annotated[
         int | None,

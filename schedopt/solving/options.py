@@ -20,6 +20,7 @@ from schedopt.solving.phases import ENGINE_SOLVER, REPLICATED_SOLVER, TRAINING_S
 from schedopt.solving.registry import PARTITIONED, SOLVERS
 from schedopt.solving.requirements import refuse_apart
 from schedopt.solving.run import Hopes, Progress, Run, no_cutoff
+from schedopt.transformer_blocks import find_blocks
 from schedopt.validation import as_whole, show
 
 MOST_WORKERS: Final = 4096
@@ -65,17 +66,37 @@ def make_run(
     )
 
 
+def _refuse_groups(problem: Problem) -> None:
+    """Raise `InputError` where copies of shards are allowed and no engine has them."""
+    engine = problem.scope.engine
+    if engine is None and problem.is_training_step:
+        try:
+            find_blocks(problem.chain)
+        except InputError as error:
+            raise InputError(
+                "copies of shards are looked for only where stages are whole transformer layers, "
+                "which the names of the chain do not tell",
+                field="scope.hybrid",
+                way_out="Name its layers as a profile does (embed, model.layers.0, "
+                "model.layers.1, ..., lm_head), or leave it out",
+            ) from error
+    elif engine is None or not may_copy_shards(engine):
+        raise InputError(
+            "copies of shards are looked for only in training steps, as Megatron-LM and torchtitan "
+            "have them",
+            field="scope.hybrid",
+            way_out="Ask for a batch (solve.batch), with no engine (Scope.engine) or one of these, "
+            "or leave it out",
+        )
+
+
 def refuse_solver(problem: Problem, solver: str | None) -> None:
     """Raise `InputError` for a solver, one of ours, that is not for what is asked."""
     if problem.chain.together > 1:
         refuse_apart(problem)
     scope = problem.scope
-    if scope.hybrid and (scope.engine is None or not may_copy_shards(scope.engine)):
-        raise InputError(
-            "copies of shards are looked for only as Megatron-LM and torchtitan have them",
-            field="scope.hybrid",
-            way_out="Ask for one of these (Scope.engine), or leave it out",
-        )
+    if scope.hybrid:
+        _refuse_groups(problem)
     if problem.scope.engine is not None and solver not in (None, ENGINE_SOLVER):
         raise InputError(
             f"{solver} does not look at what an engine can run",

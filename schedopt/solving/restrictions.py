@@ -93,18 +93,15 @@ def solve_restricted(
 
 
 def _kinds(problem: Problem) -> Iterator[_Kind]:
-    """Yield kinds of plans beyond those of an engine, first those that are nearest to it.
-
-    Copies of shards are looked for only as the engine has them.
-    """
-    scope = replace(problem.scope, hybrid=False)
+    """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
+    scope = problem.scope
     alone = _Kind(
         "replicas by stage" if problem.is_training_step else "any order",
         Suggestion.NO_GRID,
         replace(scope, engine=None, allocation="contiguous"),
     )
     words = "several stages a GPU" if scope.engine == "deepspeed" else "cuts anywhere"
-    plain = _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch"))
+    plain = _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch", hybrid=False))
     if scope.engine == "torch":
         yield alone
     else:

@@ -104,6 +104,11 @@ def test_groups_of_replicas_come_back_from_what_is_exported(
     assert (read.stages, read.pattern) == (found.stages, found.pattern)
     printed(*step, "--hybrid", "--start", now, "-o", plan)
     assert Result.load(plan).period == found.pattern.period
+    printed("solve", *asked, "--batch", "4", "--workers", "1", "--hybrid", "-o", plan)
+    best = Result.load(plan)
+    assert best.period is not None
+    assert best.lower_bound is not None
+    assert best.lower_bound <= best.period <= found.pattern.period
 
 
 def test_a_step_has_four_micro_batches_for_each_gpu_if_nothing_is_said(tmp_path: Path) -> None:

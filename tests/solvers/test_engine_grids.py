@@ -20,12 +20,11 @@ from schedopt.engine import (
     why_not_stages,
     why_not_together,
 )
-from schedopt.formats.presets import make_preset
 from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
 from schedopt.solvers.engine_steps import report_engine_steps
-from schedopt.solving import engine_answers, engine_table
+from schedopt.solving import engine_table
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import lay_out_step, lay_out_without_empty
@@ -216,85 +215,13 @@ def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     compare_with_the_answer(problem)
 
 
-@st.composite
-def steps_of_groups(draw: st.DrawFn) -> Problem:
-    """Draw the question for a step in which groups of replicas may have copies of the shards."""
-    chain, _ = draw(trained(most=2))
-    memory = draw(st.integers(10, 120))
-    platform = draw(
-        st.sampled_from(
-            [
-                Platform(4, memory, bandwidth=10**9, duplex="full"),
-                Platform(8, memory, bandwidth=3 * 10**8),
-                two_nodes(2, memory),
-                two_nodes(4, memory),
-            ]
-        )
-    )
-    engines: list[Engine] = ["megatron", "torchtitan"]
-    scope = Scope(
-        allocation="general",
-        max_k=None,
-        memory="peak",
-        replicas=None,
-        shard="optimizer",
-        hybrid=True,
-        engine=draw(st.sampled_from(engines)),
-    )
-    context = draw(st.sampled_from([1, 1, 1, 2]))
-    return training_step(replace(chain, context=context), platform, 8 // context, scope)
-
-
-def step_of_groups(part: int, platform: Platform) -> Problem:
-    """Return the question for a step of one micro-batch a GPU, of layers with three such parts."""
-    layer = Layer(
-        forward_ns=1000,
-        backward_ns=2000,
-        weight_bytes=3 * part,
-        parameter_bytes=part,
-        gradient_bytes=part,
-        optimizer_bytes=part,
-        activation_bytes=4 * part,
-    )
-    chain = Chain(layers=tuple(replace(layer, name=name) for name in ("embed", "layers.0", "head")))
-    scope = Scope.usual(
-        max_k=None, replicas=None, shard="optimizer", hybrid=True, engine="megatron"
-    )
-    return training_step(chain, platform, len(platform.gpus), scope)
-
-
-@pytest.mark.parametrize(("copies", "share"), [(8, 0.99), (4, 0.92), (2, 0.86)])
-def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: float) -> None:
-    problem = step_of_groups(10**9, make_preset("dgx-h100:2"))
-    grid = Grid(ranks=1, chunks=1, replicas=16, shard="optimizer", copies=copies)
-    cuts = EngineCuts(problem, grid)
-    length = lay_out_step(problem, grid, cuts.stages((0,))).pattern.period_total_ns
-    assert share * length <= cuts.schedule_bound((0,)) <= length
-
-
-def test_steps_of_groups_that_are_too_long_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = step_of_groups(1000, two_nodes(2))
-    whole = solve_problem(problem, time_limit=None, workers=1)
-    monkeypatch.setattr(engine_answers, "MOST_SPELLED_OUT", 1)
-    left = solve_problem(problem, time_limit=None, workers=1)
-    assert whole.plan is not None
-    assert left.plan is not None
-    assert left.lower_bound is not None
-    assert {stage.shard_copies for stage in whole.plan.stages} == {2}
-    assert {stage.shard_copies for stage in left.plan.stages} == {1}
-    assert left.lower_bound <= whole.plan.pattern.period < left.plan.pattern.period
-
-
-@trials(500, by_day=5)
-@given(steps_of_groups())
-def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
-    compare_with_the_answer(problem)
-    compare_with_every_plan(problem)
-
-
 @trials(100)
 @given(steps())
 def test_no_engine_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
+    compare_with_steps_of_any_kind(problem)
+
+
+def compare_with_steps_of_any_kind(problem: Problem) -> None:
     asked = solve_problem(problem, time_limit=None, gap=0, workers=1)
     free = replace(problem, scope=replace(problem.scope, engine=None))
     run = Run(free)

@@ -184,7 +184,7 @@ def test_other_scopes_do_not_have_them() -> None:
     assert not alone.scope.allows(plan.stages)
     assert "perhaps in groups" in str(plan.scope)
     assert name_shards(plan) == "optimizer in 2 groups of stage 0"
-    assert_refused(lambda: solve_problem(plan.problem), "scope.hybrid", "are looked for only as")
+    assert_refused(lambda: solve_problem(plan.problem), "scope.hybrid", "are looked for only where")
     asked = alone.problem
     assert_refused(
         lambda: solve_problem(asked, initial=plan), "initial", "has copies of shards, which are"
