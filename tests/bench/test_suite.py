@@ -190,7 +190,7 @@ def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("hardness", hardness.SUITE, 0),
         ("schedules", schedules.SUITE, 2),
         ("running", execution.SUITE, 0),
-        ("hybrid", hybrid_tables.SUITE, 5),
+        ("hybrid", hybrid_tables.SUITE, 2),
         ("hybrid-published", hybrid_tables.SUITE, 5),
     ],
 )
