@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -21,6 +22,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 NAMES: Final = {"as_json": ("--json",), "output": ("--output", "-o")}
 """What users type for a parameter where that is not its own name."""
 _METAVAR: Final = re.compile(r"([A-Z0-9|,.]+): (.*)", re.DOTALL)
+_PERCENTAGE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 _EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
 
 
@@ -198,10 +200,17 @@ def _invalid_value(error: typer.BadParameter) -> InputError:
         case "int_parsing" | "int_from_float":
             return InputError(f"{value} is not a whole number", field=field, way_out="Give one")
         case "float_parsing":
-            return InputError(f"{value} is not a number", field=field, way_out="Give one")
+            way_out = _as_part(first["input"]) or "Give one"
+            return InputError(f"{value} is not a number", field=field, way_out=way_out)
         case "greater_than_equal":
             least = first["ctx"]["ge"]
             way_out = f"Give at least {least:g}"
             return InputError(f"{value} is too little", field=field, way_out=way_out)
     text = first["msg"].removeprefix("Value error, ").removesuffix(".")
     return InputError(text, field=field)
+
+
+def _as_part(typed: object) -> str:
+    """Return how to give a percentage; nothing for what is none."""
+    match = _PERCENTAGE.fullmatch(str(typed))
+    return f"Give it as a part: {Decimal(match[1]) / 100:f}" if match else ""

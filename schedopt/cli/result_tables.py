@@ -30,6 +30,8 @@ from schedopt.validation import as_ratio
 
 MOST_GPUS: Final = 16
 """GPUs of a platform that have a row each, also those that are alike."""
+FEW_BYTES: Final = 10**6
+"""Chains of real models need more."""
 
 
 def print_result(result: Result) -> None:
@@ -110,8 +112,19 @@ def _print_infeasibility(console: Console, why: Infeasibility, platform: Platfor
     if why.proven_memory_bytes is not None:
         too_little = why.say(why.proven_memory_bytes, platform, exact=True)
         console.print(f"          none with less than {too_little}")
+    if (meant := _forgotten_unit(why, platform)) is not None:
+        console.print(f"          a number without a unit is bytes: is {meant} meant?")
     if why.wider:
         console.print(f"Try       {say_ways(why.wider)}")
+
+
+def _forgotten_unit(why: Infeasibility, platform: Platform) -> str | None:
+    """Return the memory that was most likely meant, where that of all GPUs is far too little."""
+    most = max(gpu.memory_bytes for gpu in platform.gpus)
+    needed = why.least_memory_bytes or why.proven_memory_bytes or 0
+    if most == 0 or needed < max(FEW_BYTES, 1000 * most):
+        return None
+    return f"{most}{'G' if most < 1000 else 'M'}"
 
 
 def summarise(result: Result) -> dict[str, Any]:

@@ -53,6 +53,7 @@ SOLVE_GPT2 = """
     --solver magic              => contiguous
     --time-limit 0              => --time-limit
     --time-limit long           => Error: --time-limit: 'long' is not a number
+    --gap 2.5%                  => Error: --gap: '2.5%' is not a number. Give it as a part: 0.025
     -o /none/plan.json          => /none/plan.json: cannot be written
     --microbatches 8 --max-k 2  => --max-k: given together with --microbatches
     --microbatches 8 --solver contiguous_cpsat => --microbatches: contiguous_cpsat does not do a

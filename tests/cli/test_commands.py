@@ -92,6 +92,16 @@ def test_infeasible_gives_3_the_least_memory_and_the_gpu() -> None:
         assert word in short.stdout
 
 
+@pytest.mark.parametrize(
+    ("mem", "meant"), [("2", "2G"), ("1500", "1500M"), ("0", None), ("2M", None)]
+)
+def test_a_size_without_a_unit_that_is_far_too_little_is_told(mem: str, meant: str | None) -> None:
+    shown = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", mem)
+    assert shown.returncode == 3
+    assert ("without a unit is bytes" in shown.stdout) == (meant is not None)
+    assert meant is None or f"is {meant} meant?" in shown.stdout
+
+
 def test_infeasible_writes_no_file(tmp_path: Path) -> None:
     run("solve", "--chain", GPT2, "--gpus", "4", "--mem", "1M", "-o", tmp_path / "plan.json")
     assert list(tmp_path.iterdir()) == []
