@@ -152,7 +152,8 @@ def bench_aceso(
     """Hold the published plans of Aceso and Megatron-LM against bounds and plans of ours.
 
     Each with its own profile, GPUs and batch, from the tables mist/plans.json, ops.json and
-    measurements.json of a folder.
+    measurements.json of a folder. The limit counts CPU seconds: for each search on up to 16 GPUs,
+    and in proportion on more.
 
     Examples
     --------

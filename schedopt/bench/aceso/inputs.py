@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,13 +12,17 @@ from schedopt.bench.published.tables import NODE, Line, Tables
 from schedopt.bench.suite import Effort
 from schedopt.chain import Chain, Layer
 from schedopt.importing import import_plan, import_profile
+from schedopt.interrupts import stopping_first
+from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.profile import Profile
 from schedopt.result import Result
-from schedopt.solving import solve
+from schedopt.solving.clock import Clock
+from schedopt.solving.phases import search_phases
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import is_possible
+from schedopt.solving.run import Progress, Run
 from schedopt.solving.sizes import steps_of_sizes
 
 PLANS: Final = "mist/plans"
@@ -27,6 +32,10 @@ PIECES: Final = ("embedding", "qkv", "context", "post-attention-dropout", "post-
 """Operators behind which a piece ends: little leaves them, or what lies between them keeps much."""
 PRECISION: Final = 500
 """A bound is the largest step that has no plan, less at most such a part."""
+FEW: Final = 16
+"""Up to so many GPUs a search has no longer than the limit."""
+PART_OF_ALL: Final = 0.5
+"""Of the time of a search, for all sizes of micro-batches; the rest is for the best of them."""
 _ADDED: Final = (
     "forward_ns",
     "backward_ns",
@@ -96,15 +105,21 @@ class Inputs:
         problems = steps_of_sizes(self.profile, self.with_room(room), self.batch)
         return least_step(problems, longest)
 
-    def solve(self, room: int, effort: Effort) -> Result:
-        """Return our plan, of stages that are cut between pieces of layers."""
+    def solve(self, room: int, effort: Effort, known: Plan | None = None) -> Plan | None:
+        """Return our plan, of stages that are cut between pieces of layers.
+
+        `known` is one to be bettered: if none better is found, it is the answer. On more than
+        `FEW` GPUs the limit is longer in proportion, since laying a plan out takes longer.
+        """
+        limit_s = effort.time_limit * max(1.0, self.gpus / FEW)
         pieces = replace(
             self.profile,
             variants=tuple(
                 replace(variant, chain=merge(variant.chain)) for variant in self.profile.variants
             ),
         )
-        return solve(pieces, self.with_room(room), batch=self.batch, **effort.options)
+        problems = steps_of_sizes(pieces, self.with_room(room), self.batch)
+        return shortest_step(problems, replace(effort, time_limit=limit_s), known)
 
 
 def list_inputs(tables: Tables) -> dict[Inputs, list[Line]]:
@@ -121,6 +136,57 @@ def list_inputs(tables: Tables) -> dict[Inputs, list[Line]]:
         )
         found.setdefault(inputs, []).append(line)
     return found
+
+
+def shortest_step(
+    problems: Sequence[Problem], effort: Effort, known: Plan | None = None
+) -> Plan | None:
+    """Return the plan with the shortest of several steps; `known`, if none is found to be shorter.
+
+    The limit counts CPU seconds of the process. A part of them is for all steps, one after the
+    other, with equal shares of what is left; the rest is for that which is the shortest then. (Side
+    by side and by the wall clock, other work on the machine would leave some of them no time.)
+    """
+    best, began = known, time.process_time()
+
+    def left_s(part: float) -> float:
+        return max(0.0, part * effort.time_limit - (time.process_time() - began))
+
+    for place, problem in enumerate(problems):
+        share_s = left_s(PART_OF_ALL) / (len(problems) - place)
+        best = _search(problem, share_s, effort, best) or best
+    sizes = [problem.chain.samples for problem in problems]
+    again = problems[0 if best is None else sizes.index(best.chain.samples)]
+    return _search(again, left_s(1.0), effort, best) or best
+
+
+def _search(problem: Problem, limit_s: float, effort: Effort, known: Plan | None) -> Plan | None:
+    """Return a plan that is found in so many CPU seconds, if its step is shorter than is known.
+
+    The search ends as soon as it is proven to have no such step.
+    """
+    count = problem.scope.microbatches or 1
+    shortest = None if known is None else known.pattern.period_total_ns
+
+    def watch(progress: Progress) -> None:
+        bound = progress.bound
+        if bound is not None and shortest is not None and bound * count >= shortest:
+            run.stop()
+
+    run = Run(
+        problem,
+        seed=effort.seed,
+        workers=effort.workers,
+        on_progress=watch,
+        cutoff=lambda: shortest,
+    )
+    run.clock = Clock(limit_s, now=time.process_time)
+    with stopping_first(run.stop):
+        search_phases(problem, run)
+    plan = run.best()
+    if plan is None or (shortest is not None and plan.pattern.period_total_ns >= shortest):
+        return None
+    return plan
 
 
 def least_step(problems: Iterable[Problem], longest: int) -> int:

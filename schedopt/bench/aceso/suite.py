@@ -87,10 +87,11 @@ def _problem_case(inputs: Inputs, key: dict[str, Any], theirs: list[Record]) -> 
         rooms = {"ours": room, "roomy": max([room, *(row["needed_bytes"] for row in theirs)])}
         known = [Fraction(*row["step_exact"]) for row in theirs]
         figures: dict[str, Any] = {}
+        plan: Plan | None = None
         began = time.process_time()
         for name, there in rooms.items():
             proceed(f"{inputs.model} on {inputs.gpus} {inputs.kind}, {format_bytes(there)}")
-            plan = inputs.solve(there, effort).plan
+            plan = inputs.solve(there, effort, plan)
             step = None if plan is None else Fraction(plan.pattern.period_total_ns)
             known += [step] if step is not None else []
             figures |= {
@@ -203,7 +204,9 @@ SUITE: Final = Suite(
     "of a layer: the norm with queries, keys and values; the scores; the projection; the MLP. Our "
     "account of recompute holds all that a stage computes again at once, where Megatron-LM does "
     "one run of operators after the other: so it needs more memory than was measured, most where "
-    "a stage has many layers.",
+    "a stage has many layers. The limit is for each search on up to 16 GPUs, and longer in "
+    "proportion on more; it counts CPU seconds of the process. In half of it all sizes of "
+    "micro-batches have their turns, and the rest is for the one with the shortest step.",
     misses=_misses,
     well="No plan is below its bound, and ours is nowhere longer in the memory that theirs need.",
     summary=_summary,

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedopt import Stage
+import schedopt.bench.aceso.inputs as inputs_module
+from schedopt import Chain, Plan, Platform, Problem, Stage
 from schedopt.account import memory
-from schedopt.bench.aceso.inputs import Inputs, list_inputs, merge
+from schedopt.bench.aceso.inputs import Inputs, list_inputs, merge, shortest_step
 from schedopt.bench.aceso.suite import SUITE, plan_cases, problem_cases
 from schedopt.bench.published.tables import Tables
 from schedopt.bench.records import RecordFile, load_records, of_family
 from schedopt.bench.suite import Effort, measure
 from schedopt.checking import check
 from schedopt.errors import InputError
+from schedopt.problem import training_step, widest_step
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import flush_step
 from schedopt.systems.flushes import one_f_one_b_order
 from tests.bench.suites import RESULTS, holds, one_figure
+from tests.layers import layer
 
 SHIPPED = RESULTS.parent / "instances" / "published"
 
@@ -105,6 +110,51 @@ def test_the_bound_lies_below_every_plan_of_the_table() -> None:
     work = 16 * sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     assert bound > work // 2 * 99 // 100
     assert one.bound_ns(room * 3 // 4, 2 * step) >= bound
+
+
+def small_steps() -> list[Problem]:
+    """Steps of 8 samples on two GPUs, in micro-batches of 1, 2 and 4: those of 2 are the best."""
+    found = []
+    for samples, forward_ns in ((1, 10), (2, 15), (4, 40)):
+        one = layer(forward_ns, 2 * forward_ns, weight=10)
+        one = replace(one, parameter_bytes=10, gradient_bytes=0, optimizer_bytes=0)
+        chain = Chain(layers=(one,) * 2, samples=samples)
+        found.append(training_step(chain, Platform(2, 1000), 8, widest_step(chain)))
+    return found
+
+
+def test_the_best_size_of_micro_batches_is_found_and_nothing_known_is_lost() -> None:
+    one, two, four = small_steps()
+    # What was compiled is loaded in the time of the first.
+    effort = Effort(1, 0.5)
+    best = shortest_step([one, two, four], Effort(1, 2.0))
+    assert best is not None
+    # Two replicas each do two micro-batches of two layers; then gradients, of no bytes, are sent.
+    assert best.chain.samples == 2
+    assert best.pattern.period_total_ns == 2 * 2 * 45 + 1
+    assert shortest_step([one, two, four], effort, best) is best
+    longer = shortest_step([one], effort)
+    assert longer is not None
+    found = shortest_step([one, two], effort, longer)
+    assert found is not None
+    assert found.pattern.period_total_ns == best.pattern.period_total_ns
+
+
+def test_no_size_of_micro_batches_is_left_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if one takes longer than its share; the rest is for the one with the shortest step."""
+    problems = small_steps()
+    plan = shortest_step(problems[1:2], Effort(1, 2.0))
+    now, asked = [0.0], []
+
+    def search(problem: Problem, limit_s: float, effort: Effort, known: Plan | None) -> Plan | None:
+        asked.append((problem.chain.samples, limit_s))
+        now[0] += limit_s * (1.5 if len(asked) == 1 else 1.0)
+        return plan if problem is problems[1] else None
+
+    monkeypatch.setattr(inputs_module, "_search", search)
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    assert shortest_step(problems, Effort(1, 60.0)) is plan
+    assert asked == [(1, 10.0), (2, 7.5), (4, 7.5), (2, 30.0)]
 
 
 @pytest.mark.nightly
