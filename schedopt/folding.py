@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
@@ -16,6 +16,9 @@ from schedopt.stage import Stage
 
 MOST_ITEMS: Final = 1_000_000
 """Operations and transfers of a plan that is spelled out."""
+
+_Way = tuple[int, tuple[int, ...]]
+"""A chunk, and the replicas that it passes."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,28 @@ class Twins:
 
 @dataclass(frozen=True)
 class Ring:
-    """The replicas of a stage in a ring, and when each sends in a round of a collective.
+    """The replicas of a stage in one or more rings, and when each sends in a round of a collective.
 
     Parameters
     ----------
+    stage : Stage
+    across : bool
+        As of the `Collective`.
     replicas : tuple of int
         In the order of the numbers of their GPUs.
+    following : tuple of int
+        The replica to which each sends.
     routes : tuple of tuple of Resource
-        What each occupies when it sends to the next one.
+        What each occupies when it sends to that one.
     delays_ns : tuple of int
         How long after the start of a round each sends.
     round_ns : int
     """
 
+    stage: Stage
+    across: bool
     replicas: tuple[int, ...]
+    following: tuple[int, ...]
     routes: tuple[tuple[Resource, ...], ...]
     delays_ns: tuple[int, ...]
     round_ns: int
@@ -57,7 +68,7 @@ class Ring:
     @property
     def rounds(self) -> int:
         """How many there are."""
-        return len(self.replicas) - 1
+        return count_rounds(self.stage, across=self.across)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Hop:
     source, target : int
         Replicas.
     place : int
-        Of the source in the ring.
+        Of the source among the replicas of the `Ring`.
     """
 
     start_ns: int
@@ -158,35 +169,86 @@ def ring(plan: Plan, collective: Collective) -> Ring:
     layers = plan.costs.layers[stage.first : stage.last + 1]
     largest = -(-sum(getattr(layer, field) or 0 for layer in layers) // len(stage.gpus))
     order = sorted(range(len(stage.gpus)), key=stage.gpus.__getitem__)
+    behind = {
+        replica: row[(place + 1) % len(row)]
+        for row in _rings(stage, across=collective.across)
+        for place, replica in enumerate(row)
+    }
+    following = [behind[replica] for replica in order]
     routes, delays, longest = [], [], 0
     free: dict[Resource, int] = {}
-    for replica, following in zip(order, order[1:] + order[:1], strict=True):
-        ends = stage.gpus[replica], stage.gpus[following]
+    for replica, after in zip(order, following, strict=True):
+        ends = stage.gpus[replica], stage.gpus[after]
         routes.append(plan.platform.route(*ends, stage.tensor))
         delays.append(max((free.get(resource, 0) for resource in routes[-1]), default=0))
         end = delays[-1] + plan.platform.transfer_ns(largest, *ends, stage.tensor)
         free.update(dict.fromkeys(routes[-1], end))
         longest = max(longest, end)
-    return Ring(tuple(order), tuple(routes), tuple(delays), longest)
+    return Ring(
+        stage=stage,
+        across=collective.across,
+        replicas=tuple(order),
+        following=tuple(following),
+        routes=tuple(routes),
+        delays_ns=tuple(delays),
+        round_ns=longest,
+    )
 
 
-def hops(collective: Collective, around: Ring) -> Iterator[Hop]:
-    """Yield the transfers of a collective, round by round."""
-    count = len(around.replicas)
+def count_rounds(stage: Stage, *, across: bool = False) -> int:
+    """Return how many rounds a collective of a stage has."""
+    copies = stage.shard_copies
+    return copies - 1 if across else copies * (stage.shard_group - 1)
+
+
+def _rings(stage: Stage, *, across: bool) -> list[tuple[int, ...]]:
+    """Return the replicas of each ring: groups in the order of GPUs, or those across groups."""
+    groups = stage.shard_groups
+    if across:
+        return [*zip(*groups, strict=True)]
+    return [tuple(sorted(group, key=stage.gpus.__getitem__)) for group in groups]
+
+
+def _list_ways(stage: Stage, number: int, part: int, *, across: bool) -> Iterator[_Way]:
+    """Yield which chunks go round together, and the replicas that each passes, its home first.
+
+    Across groups all do, else those of a part: h of them. `number` is that of the stage.
+    """
+    replicas, size = len(stage.gpus), stage.shard_group
+    if across:
+        for chunk in range(replicas):
+            homes = [group[(number + chunk) % size] for group in stage.shard_groups]
+            yield chunk, _turned(homes, chunk // size)
+        return
+    rings = _rings(stage, across=False)
+    for chunk in range(part * size, (part + 1) * size):
+        for ring_of_group, group in zip(rings, stage.shard_groups, strict=True):
+            home = group[(number + chunk) % size]
+            yield chunk, _turned(ring_of_group, ring_of_group.index(home))
+
+
+def _turned(row: Sequence[int], first: int) -> tuple[int, ...]:
+    return (*row[first:], *row[:first])
+
+
+def hops(collective: Collective, around: Ring, first: int = 0) -> Iterator[Hop]:
+    """Yield the transfers of a collective, round by round, from one of the rounds on."""
     place = {replica: number for number, replica in enumerate(around.replicas)}
     behind = 1 if collective.mode == "reduce" else 0
     begin, paused = collective.start_ns, dict(collective.pauses)
+    stage, across = around.stage, around.across
+    each = (stage.shard_copies if across else stage.shard_group) - 1
+    ways: list[_Way] = []
     for number in range(around.rounds):
         begin += paused.get(number, 0)
-        for chunk in range(count):
-            at = (place[(collective.stage + chunk) % count] + behind + number) % count
-            yield Hop(
-                begin + around.delays_ns[at],
-                chunk,
-                around.replicas[at],
-                around.replicas[(at + 1) % count],
-                at,
-            )
+        if number >= first:
+            part, passed = divmod(number, each)
+            if not ways or not passed:
+                ways = [*_list_ways(stage, collective.stage, part, across=across)]
+            for chunk, way in ways:
+                source, target = (way[(behind + passed + n) % len(way)] for n in range(2))
+                at = place[source]
+                yield Hop(begin + around.delays_ns[at], chunk, source, target, at)
         begin += around.round_ns
 
 
@@ -214,8 +276,10 @@ def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
     fold = pattern.fold
     if not pattern.is_short:
         return plan
-    rings = (len(plan.stages[one.stage].gpus) for one in pattern.collectives)
-    count = fold * len(pattern.items) + sum(size * (size - 1) for size in rings)
+    count = fold * len(pattern.items)
+    for one in pattern.collectives:
+        stage = plan.stages[one.stage]
+        count += len(stage.gpus) * count_rounds(stage, across=one.across)
     if count > most:
         raise InputError(
             f"spelled out it would have {count} operations and transfers, more than {most}",

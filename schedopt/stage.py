@@ -64,9 +64,10 @@ class Stage:
         of that operation, or of what is sent on from it.
     shard_copies : int
         g, how many copies there are of each shard (hybrid sharding, HSDP; Zhao et al. 2023). The
-        replicas share in groups of h = R / g, one behind the other in `gpus`. In each
-        group chunk c of stage s is at home on replica (s + c) mod h, which needs the gradients of
-        all R; what was updated goes to the others of its group.
+        replicas share in groups of h = R / g, in the order of the numbers of their GPUs. Of the
+        replicas of each group, by their own numbers, chunk c of stage s is at home on number (s +
+        c) mod h, which needs the gradients of all R; what was updated goes to the others of its
+        group.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -118,13 +119,20 @@ class Stage:
         groups = f" in {self.shard_copies} groups" if self.shard_copies > 1 else ""
         return f"{self.shard}{groups}"
 
+    @cached_property
+    def shard_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The replicas that share a state, by their numbers; groups by those of their GPUs."""
+        size = self.shard_group
+        begins = range(0, len(self.gpus), size)
+        return tuple(tuple(sorted(self._in_a_row[begin : begin + size])) for begin in begins)
+
     def home(self, stage: int, chunk: int, replica: int = 0) -> int:
         """Return the replica of the group of one at which a chunk is at home.
 
         `stage` is its own number in the plan.
         """
-        size = self.shard_group
-        return replica // size * size + (stage + chunk) % size
+        group = self.shard_groups[self._places[replica] // self.shard_group]
+        return group[(stage + chunk) % len(group)]
 
     @property
     def first(self) -> int:

@@ -142,7 +142,7 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Transfers between all R replicas of a stage, by rule: a ring in rounds of one length.
+    """Transfers between all R replicas of a stage, by rule: rings in rounds of one length.
 
     The replicas stand in a ring, in the order of the numbers of their GPUs. The weights of the
     stage, or their gradient, are cut into R chunks, and chunk c of stage s is at home on replica
@@ -151,6 +151,11 @@ class Collective:
     other on it, in the order of the ring, each for as long as the largest chunk takes. The next
     round starts when so much time is over for all.
 
+    Where the replicas share in groups of h = R / g (`Stage.shard_copies`), each group is a ring.
+    Round it go h chunks after the other h, g times, in h - 1 rounds each. Across groups the
+    replicas at which the same chunks are at home are a ring, which all of its chunks go round
+    together, in g - 1 rounds.
+
     Parameters
     ----------
     tensor : {"weight_gradient", "weights"}
@@ -158,6 +163,9 @@ class Collective:
         *reduce*: each chunk goes from the replica behind its home to its home, and is added to on
         the way (a reduce-scatter). *copy*: from its home to all others (an all-gather).
     stage : int
+    across : bool
+        Across the groups of replicas that have copies of shards, in which chunk c is added up in,
+        and copied from, group c div h. Else inside each of them.
     shift : int
         A micro-batch of the mini-batch, as of a `Transfer`.
     start_ns : int
@@ -174,6 +182,7 @@ class Collective:
     stage: int
     shift: int
     start_ns: int
+    across: bool = False
     pauses: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -182,6 +191,8 @@ class Collective:
         check_whole(self, "stage", high=LARGEST_COUNT)
         check_whole(self, "shift", low=-LARGEST)
         check_whole(self, "start_ns")
+        if not isinstance(self.across, bool):
+            raise InputError("neither True nor False", field="across")
         as_rows(self, "pauses", low=1)
         rounds = [row[0] for row in self.pauses if len(row) == 2]
         if len(rounds) < len(self.pauses) or rounds != sorted(set(rounds)):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Link, Network, Node, NodeLink, Plan, Platform, Stage
 from schedopt.account import memory
 from schedopt.chain import STATE_BYTES
+from schedopt.folding import count_rounds
 from schedopt.network import Duplex
 from schedopt.stage import Shard
 from schedopt.systems.config import SystemConfig
@@ -54,8 +55,16 @@ def folded_plans(draw: st.DrawFn) -> Plan:
         used += len(gpus)
         again = draw(st.sampled_from([(), ((2 * number + 1, 2 * number + 1),)]))
         shard = draw(st.sampled_from(SHARDS))
-        layer_pair = (2 * number, 2 * number + 1)
-        rows.append(Stage(layers=layer_pair, gpus=gpus, recompute=again, shard=shard))
+        groups = [n for n in range(1, len(gpus) + 1) if len(gpus) % n == 0 and shard != "none"]
+        rows.append(
+            Stage(
+                layers=(2 * number, 2 * number + 1),
+                gpus=gpus,
+                recompute=again,
+                shard=shard,
+                shard_copies=draw(st.sampled_from(groups or [1])),
+            )
+        )
     gpus_in_all = max(gpu for stage in rows for gpu in stage.gpus) + 1
     own = max(widths) * draw(st.integers(1, 2))
     if any(own % width for width in widths):
@@ -126,7 +135,7 @@ def _change(draw: st.DrawFn, plan: Plan) -> Plan:
     if kind == "moved":
         item = replace(item, start_ns=item.start_ns + draw(st.integers(-4, 4)))
     elif kind == "paused":
-        rounds = len(plan.stages[item.stage].gpus) - 1
+        rounds = count_rounds(plan.stages[item.stage], across=item.across)
         if rounds < 2:
             reject()
         pauses = dict(item.pauses) | {draw(st.integers(1, rounds - 1)): draw(st.integers(1, 3))}

@@ -91,6 +91,48 @@ def test_neighbours_that_share_a_link_take_turns_in_a_round() -> None:
     ] == [(10, 0, 1, 0, 1), (13, 1, 0, 1, 1)]
 
 
+def test_groups_of_replicas_go_round_by_themselves_and_then_all_of_a_place() -> None:
+    # Four parts of a GPU each, of which 0 and 1 share, and 2 and 3, by the numbers of the GPUs:
+    # replicas 0 and 2, and 1 and 3. Even chunks are at home on the first of each. Of 7 bytes chunks
+    # have 1, 2, 2 and 2.
+    across = replace(ADDED, across=True)
+    copied = replace(across, mode="copy")
+    plan = one_stage(4, 4, ADDED, across, copied)
+    stage = replace(plan.stages[0], gpus=(0, 2, 1, 3), shard_copies=2)
+    plan = replace(plan, stages=(stage,))
+    assert [stage.home(0, chunk, replica) for chunk in (0, 1) for replica in range(4)] == [
+        *(0, 1, 0, 1),
+        *(2, 3, 2, 3),
+    ]
+    found = [
+        (one.start_ns, one.chunk, stage.gpus[one.source or 0], stage.gpus[one.target or 0])
+        for one in whole(plan).pattern.transfers
+    ]
+    inside = [
+        (0, 1, 0),
+        (0, 3, 2),
+        (1, 0, 1),
+        (1, 2, 3),
+        (2, 1, 0),
+        (2, 3, 2),
+        (3, 0, 1),
+        (3, 2, 3),
+    ]
+    assert [(one[0], one[1:]) for one in found[:8]] == [
+        *((3, one) for one in inside[:4]),
+        *((5, one) for one in inside[4:]),
+    ]
+    # Chunks 0 and 1 end in the first group, 2 and 3 in the second one.
+    assert found[8:12] == [(3, 0, 2, 0), (3, 1, 3, 1), (3, 2, 0, 2), (3, 3, 1, 3)]
+    assert found[12:] == [(3, 0, 0, 2), (3, 1, 1, 3), (3, 2, 2, 0), (3, 3, 3, 1)]
+
+
+def test_what_is_across_groups_is_told_by_true_or_false() -> None:
+    wrong: Any = 1
+    with pytest.raises(InputError, match="across: neither True nor False"):
+        replace(ADDED, across=wrong)
+
+
 def test_a_ring_pauses_before_a_round() -> None:
     # Rounds of 3 ns: from 3, and from 6 + 5; sums are there at 14.
     paused = replace(ADDED, pauses=((1, 5),))

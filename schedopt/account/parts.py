@@ -77,25 +77,34 @@ class Part:
         """Yield each link of a collective, and how long a GPU sends on it in all rounds, ns."""
         plan = self.of
         for collective in plan.pattern.collectives:
-            around, gpus = ring(plan, collective), plan.stages[collective.stage].gpus
-            count = len(gpus)
+            around, stage = ring(plan, collective), plan.stages[collective.stage]
+            gpus, count, size = stage.gpus, len(stage.gpus), stage.shard_group
+            place = {
+                replica: (number, member)
+                for number, group in enumerate(stage.shard_groups)
+                for member, replica in enumerate(group)
+            }
             name = "parameter_bytes" if collective.tensor == "weights" else "gradient_bytes"
             total = stage_bytes(plan, collective.stage, name)
             sizes = [part_of(total, chunk, count) for chunk in range(count)]
-            for number, (replica, route) in enumerate(
-                zip(around.replicas, around.routes, strict=True)
+            for replica, following, route in zip(
+                around.replicas, around.following, around.routes, strict=True
             ):
-                following = around.replicas[(number + 1) % count]
-                # All chunks but the one that is at home here, or that is copied from there.
-                home = replica if collective.mode == "reduce" else following
+                group, member = place[replica if collective.mode == "reduce" else following]
+                home = range((member - collective.stage) % size, count, size)
                 times = {
-                    size: plan.platform.transfer_ns(
-                        size, gpus[replica], gpus[following], plan.lanes(collective)
+                    one: plan.platform.transfer_ns(
+                        one, gpus[replica], gpus[following], plan.lanes(collective)
                     )
-                    for size in set(sizes)
+                    for one in set(sizes)
                 }
-                time = sum(times[size] for size in sizes)
-                time -= times[sizes[(home - collective.stage) % count]]
+                at_home = sum(times[sizes[chunk]] for chunk in home)
+                if collective.across:
+                    # One of them ends in each group, or comes from it.
+                    time = at_home - times[sizes[home[group]]]
+                else:
+                    # All but those that end here, or come from the next one.
+                    time = sum(times[one] for one in sizes) - at_home
                 for resource in route:
                     yield resource, time
 
@@ -112,7 +121,7 @@ def find_part(plan: Plan) -> Part | None:
         or plan.rule != Rule.of_flush(count)
         or plan.scope.microbatches != count
         or any(stage.shard not in ("none", "optimizer") for stage in plan.stages)
-        or any(count % len(stage.gpus) or stage.shard_copies > 1 for stage in plan.stages)
+        or any(count % len(stage.gpus) for stage in plan.stages)
         or any(
             transfer.moves_weights and transfer.source_stage is None
             for transfer in pattern.transfers
@@ -127,7 +136,8 @@ def find_part(plan: Plan) -> Part | None:
         rule=Rule(),
         scope=Scope(allocation="general", max_k=None),
         stages=tuple(
-            replace(stage, gpus=stage.gpus[::fold], shard="none") for stage in plan.stages
+            replace(stage, gpus=stage.gpus[::fold], shard="none", shard_copies=1)
+            for stage in plan.stages
         ),
         pattern=replace(
             pattern,

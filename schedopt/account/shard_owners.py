@@ -28,11 +28,16 @@ class ShardOwners:
         """Return the chunks of a stage that a GPU owns."""
         if (stage, gpu) not in self._owned:
             place = self.plan.stages[stage]
-            group = len(place.gpus) // place.shard_copies
+            own = {
+                number
+                for group in place.shard_groups
+                for number, replica in enumerate(group)
+                if place.gpus[replica] == gpu
+            }
             self._owned[stage, gpu] = tuple(
                 chunk
                 for chunk in range(self.chunks[stage])
-                if place.shard == "none" or gpu in place.gpus[(stage + chunk) % group :: group]
+                if place.shard == "none" or (stage + chunk) % place.shard_group in own
             )
         return self._owned[stage, gpu]
 

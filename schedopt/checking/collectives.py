@@ -8,14 +8,13 @@ from itertools import chain, pairwise
 from typing import Final
 
 from schedopt.checking.copies import find_partners
-from schedopt.checking.parts import Part
+from schedopt.checking.parts import Kind, Part, list_collectives
 from schedopt.checking.resources import Use, find_overlaps_in_round, list_uses, name_resource
 from schedopt.checking.timeline import Timeline
 from schedopt.checking.violations import Violation
 from schedopt.folding import Hop, Ring, hops, list_runs, ring
 from schedopt.network import Resource
 from schedopt.plan import Collective, Operation, Transfer
-from schedopt.transfer import Mode
 
 _NEVER: Final = -1
 
@@ -38,29 +37,32 @@ class _Ending:
 
     def __init__(self, timeline: Timeline, part: Part, stage: int, rings: list[Ring]) -> None:
         self.timeline, self.part, self.stage = timeline, part, stage
-        self.sharded = part.of.stages[stage].shard == "optimizer"
         self.gpus = part.of.stages[stage].gpus
         self.found: list[Violation] = []
-        self.collectives = {
-            one.mode: (f"collectives[{number}]", one, rings[number])
+        listed = {
+            (one.tensor, one.mode, one.across): (f"collectives[{number}]", one, rings[number])
             for number, one in enumerate(part.of.pattern.collectives)
             if one.stage == stage
+        }
+        every = list_collectives(part.of.stages[stage])
+        self.collectives: dict[Kind, tuple[str, Collective, Ring]] = {
+            kind: listed[kind] for kind in every
         }
 
     def follow(self) -> list[Violation]:
         """Return what comes before what it needs, or after the step."""
         there: Mapping[int, int] = self.with_copies(self.made_alone())
-        if self.collectives:
-            self.require("reduce", "gradient", there, "its own gradient is made")
-            came = self.arrivals("reduce")
-            there = {gpu: max(came[gpu], there[gpu]) for gpu in self.gpus}
-            if not self.sharded:
-                self.require("copy", "gradient", there, "its chunk is added up")
-                there = self.arrivals("copy")
+        what = "its own gradient is made"
+        for kind in self.collectives:
+            if kind[0] == "weight_gradient":
+                self.require(kind, "gradient", there, what)
+                came, what = self.arrivals(kind), "its chunk is added up"
+                there = {gpu: max(came[gpu], there[gpu]) for gpu in self.gpus}
         there = self.update(there)
-        if self.collectives and self.sharded:
-            self.require("copy", "version", there, "it has made the next version")
-            self.arrivals("copy")
+        for kind in self.collectives:
+            if kind[0] == "weights":
+                self.require(kind, "version", there, "it has made the next version")
+                self.arrivals(kind)
         return self.found
 
     def made_alone(self) -> dict[int, int]:
@@ -100,9 +102,9 @@ class _Ending:
                 )
         return {gpu: latest[twins[gpu]] for gpu in self.gpus}
 
-    def require(self, mode: Mode, kind: str, there: Mapping[int, int], what: str) -> None:
+    def require(self, sent: Kind, kind: str, there: Mapping[int, int], what: str) -> None:
         """Note where GPUs send in the first round of a collective what they do not have yet."""
-        place, collective, around = self.collectives[mode]
+        place, collective, around = self.collectives[sent]
         starts = {
             self.gpus[replica]: collective.start_ns + delay
             for replica, delay in zip(around.replicas, around.delays_ns, strict=True)
@@ -118,22 +120,16 @@ class _Ending:
                 )
             )
 
-    def arrivals(self, mode: Mode) -> dict[int, int]:
+    def arrivals(self, sent: Kind) -> dict[int, int]:
         """Return when the last chunk of a collective comes to each GPU, ns."""
-        place, collective, around = self.collectives[mode]
-        count, period = len(around.replicas), self.part.of.pattern.period_total_ns
-        last = collective.start_ns + (count - 2) * around.round_ns
-        last += sum(pause for _, pause in collective.pauses)
-        found = {}
-        for number, replica in enumerate(around.replicas):
-            source, target = replica, around.replicas[(number + 1) % count]
-            # What was added up ends at home; a copy comes from where it was sent on behind there.
-            home = target if mode == "reduce" else around.replicas[(number + 2) % count]
-            hop = Hop(0, (home - self.stage) % count, source, target, number)
+        place, collective, around = self.collectives[sent]
+        period = self.part.of.pattern.period_total_ns
+        found, end = {}, 0
+        for hop in hops(collective, around, around.rounds - 1):
             length = _length_ns(self.timeline, collective, hop)
-            found[self.gpus[target]] = last + around.delays_ns[number] + length
-        # What takes no time begins before the end, too.
-        end = max(*found.values(), last + max(around.delays_ns) + 1)
+            found[self.gpus[hop.target]] = hop.start_ns + length
+            # What takes no time begins before the end, too.
+            end = max(end, hop.start_ns + max(1, length))
         if end > period:
             self.found.append(
                 Violation("scope", place, f"ends at {end} ns, {end - period} ns after the step")

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from schedopt.folding import find_twins
 from schedopt.network import Resource
 from schedopt.plan import Plan
 from schedopt.rule import Rule
+from schedopt.stage import Stage
+from schedopt.transfer import Mode
+
+Kind = tuple[Literal["weight_gradient", "weights"], Mode, bool]
+"""What a collective sends, how, and whether across groups of replicas."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ def find_part(plan: Plan) -> Part | None:
     """Return the part that stands for a plan; None where only all that it does can be looked at.
 
     The plan is a step with a flush, in which each replica runs as many micro-batches as the others;
-    nothing but optimizer states is sharded, and each stage with replicas has the two collectives
-    that this takes. All else is rare, and spelled out.
+    nothing but optimizer states is sharded, and each stage with replicas has the collectives that
+    this takes. All else is rare, and spelled out.
     """
     pattern, count, fold = plan.pattern, plan.pattern.k, plan.pattern.fold
     if (
@@ -58,14 +64,17 @@ def find_part(plan: Plan) -> Part | None:
     ):
         return None
     for position, stage in enumerate(plan.stages):
-        kinds = [(one.tensor, one.mode) for one in pattern.collectives if one.stage == position]
+        kinds = [
+            (one.tensor, one.mode, one.across)
+            for one in pattern.collectives
+            if one.stage == position
+        ]
         replicas = len(stage.gpus)
         if (
             stage.shard not in ("none", "optimizer")
-            or stage.shard_copies > 1
             or len(set(stage.gpus)) < replicas
             or count % replicas
-            or sorted(kinds) != (_collectives(stage.shard) if replicas > 1 else [])
+            or sorted(kinds) != sorted(list_collectives(stage))
         ):
             return None
     twins = find_twins(plan.platform, plan.stages, fold, pattern.transfers)
@@ -78,13 +87,27 @@ def find_part(plan: Plan) -> Part | None:
         plan,
         rule=Rule.of_flush(count // fold),
         scope=replace(plan.scope, microbatches=count // fold),
-        stages=tuple(replace(stage, gpus=stage.gpus[::fold]) for stage in plan.stages),
+        stages=tuple(
+            replace(stage, gpus=stage.gpus[::fold], shard_copies=1) for stage in plan.stages
+        ),
         pattern=replace(pattern, k=count // fold, fold=1, collectives=()),
     )
     return Part(part, plan, {gpu: tuple(row) for gpu, row in same.items()}, twins.resources)
 
 
-def _collectives(shard: str) -> list[tuple[str, str]]:
-    """Return the collectives of a stage whose optimizer states are sharded or not, sorted."""
-    sent = "weights" if shard == "optimizer" else "weight_gradient"
-    return sorted([("weight_gradient", "reduce"), (sent, "copy")])
+def list_collectives(stage: Stage) -> list[Kind]:
+    """Return the collectives of a stage whose optimizer states are sharded or not, in their order.
+
+    Gradients are added up in each group of replicas that share, then across groups. Weights go
+    round groups.
+    """
+    kinds: list[Kind] = []
+    if stage.shard_group > 1:
+        kinds.append(("weight_gradient", "reduce", False))
+    if stage.shard_copies > 1:
+        kinds += [("weight_gradient", "reduce", True), ("weight_gradient", "copy", True)]
+    if stage.shard_group > 1:
+        sent: Literal["weights", "weight_gradient"]
+        sent = "weights" if stage.shard == "optimizer" else "weight_gradient"
+        kinds.append((sent, "copy", False))
+    return kinds

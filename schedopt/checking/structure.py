@@ -9,6 +9,7 @@ from typing import Final
 
 from schedopt.checking.violations import Violation
 from schedopt.engine import may_be_empty
+from schedopt.folding import count_rounds
 from schedopt.plan import Plan
 from schedopt.stage import Stage
 
@@ -45,7 +46,9 @@ def find_missing_references(plan: Plan) -> Iterator[Violation]:
                     f"stage {stage} does not exist; stages go from 0 to {len(plan.stages) - 1}",
                 )
     for position, one in enumerate(plan.pattern.collectives):
-        rounds = len(plan.stages[one.stage].gpus) - 1 if one.stage < len(plan.stages) else 0
+        rounds = 0
+        if one.stage < len(plan.stages):
+            rounds = count_rounds(plan.stages[one.stage], across=one.across)
         for number, _ in one.pauses[-1:]:
             if rounds <= number:
                 yield Violation(

@@ -181,14 +181,16 @@ class Timeline:
 
     def home(self, stage: int, gpu: int) -> frozenset[int]:
         """Return the chunks of a stage that are at home on a GPU; all where nothing is sharded."""
-        chunks, gpus = self.chunks[stage], self.weights_of.stages[stage].gpus
-        if self.plan.stages[stage].shard == "none":
+        chunks, whole = self.chunks[stage], self.weights_of.stages[stage]
+        gpus = whole.gpus
+        if whole.shard == "none":
             return frozenset(range(chunks))
-        copies = self.plan.stages[stage].shard_copies
-        if copies == 1:
+        if whole.shard_copies == 1:
             return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
-        size = len(gpus) // copies
-        own = gpus.index(gpu) % size
+        size = len(gpus) // whole.shard_copies
+        begin = sorted(gpus).index(gpu) // size * size
+        group = {*sorted(gpus)[begin : begin + size]}
+        own = [one for one in gpus if one in group].index(gpu)
         return frozenset(c for c in range(chunks) if (stage + c - own) % size == 0)
 
     def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:

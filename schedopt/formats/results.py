@@ -90,8 +90,9 @@ def leave_out_defaults(plan: dict[str, Any]) -> None:
     if not pattern["collectives"]:
         del pattern["collectives"]
     for collective in pattern.get("collectives", ()):
-        if not collective["pauses"]:
-            del collective["pauses"]
+        for name in ("across", "pauses"):
+            if not collective[name]:
+                del collective[name]
     for transfer in pattern["transfers"]:
         if "source" not in transfer:
             for name in ("chunk", "chunks", "mode"):

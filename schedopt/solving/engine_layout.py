@@ -60,13 +60,13 @@ def lay_out_without_empty(problem: Problem, plan: Plan) -> Plan:
 def count_operations(problem: Problem, grid: Grid, *, folded: bool = False) -> int:
     """Return how many operations a step has, or one part of its fold, about.
 
-    Chunks that go round rings count where there are no folds, which take no notice of most of them.
+    A fold does not spell out the chunks that go round rings.
     """
     whole = (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
-    fold = find_fold(problem, grid)
-    if fold == 1:
-        whole += CHUNK * grid.parts * count_chunks(grid.replicas)
-    return whole // (fold if folded else 1)
+    fold = find_fold(problem, grid) if folded else 1
+    if fold > 1:
+        return whole // fold
+    return whole + CHUNK * grid.parts * count_chunks(grid.replicas)
 
 
 def is_spelled_out(problem: Problem, grid: Grid) -> bool:
@@ -77,7 +77,7 @@ def is_spelled_out(problem: Problem, grid: Grid) -> bool:
 def find_fold(problem: Problem, grid: Grid) -> int:
     """Return of how many parts with nodes of their own a step is a fold at most; 1: it is none."""
     network, own = problem.platform.network, 1
-    if not problem.is_training_step or grid.copies > 1:
+    if not problem.is_training_step:
         return 1
     if network is not None:
         sizes = {node.gpus for node in network.nodes if node.gpus}

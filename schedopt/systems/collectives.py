@@ -72,9 +72,9 @@ def reduce_scatter(
     """
     own = scheduler.stages[stage]
     last = []
-    for begin in range(0, len(own.gpus), own.shard_group):
+    for group in own.shard_groups:
         for chunk in range(len(own.gpus)):
-            row = _round(own, stage, chunk, begin, behind=1)
+            row = _round(group, stage + chunk + 1)
             last += _pass_on(scheduler, stage, micro_batch, chunk, row, before)
     return last
 
@@ -91,7 +91,7 @@ def add_copies_up(
     own = scheduler.stages[stage]
     size, came = own.shard_group, list[list[Transfer]]([[] for _ in own.gpus])
     for chunk in range(len(own.gpus)):
-        homes = [own.home(stage, chunk, begin) for begin in range(0, len(own.gpus), size)]
+        homes = [group[(stage + chunk) % size] for group in own.shard_groups]
         first = chunk // size
         around = [*homes[first + 1 :], *homes[: first + 1]]
         added = _pass_on(scheduler, stage, micro_batch, chunk, around, before)
@@ -103,14 +103,9 @@ def add_copies_up(
     return came
 
 
-def _round(own: Stage, stage: int, chunk: int, begin: int, *, behind: int) -> list[int]:
-    """Return the replicas of a group in the order in which a chunk goes round.
-
-    From home on, or from the replica `behind` it.
-    """
-    size = own.shard_group
-    place = own.home(stage, chunk, begin) - begin + behind
-    return [begin + (place + number) % size for number in range(size)]
+def _round(group: Sequence[int], first: int) -> list[int]:
+    """Return the replicas of a group in the order in which a chunk goes round, from one on."""
+    return [group[(first + number) % len(group)] for number in range(len(group))]
 
 
 def _pass_on(
@@ -167,9 +162,9 @@ def all_gather(
     """
     own = scheduler.stages[stage]
     every = []
-    for begin in range(0, len(own.gpus), own.shard_group):
+    for group in own.shard_groups:
         for chunk in range(len(own.gpus)):
-            row = _round(own, stage, chunk, begin, behind=0)
+            row = _round(group, stage + chunk)
             after = before(row[0])
             every += _copy_on(scheduler, stage, micro_batch, chunk, row, after, tensor)
     return every

@@ -40,6 +40,7 @@ def folded_step(
     Replica n of a stage belongs to part n mod g, and so does micro-batch i = n (mod g). All parts
     do the same at the same times. Behind their last backwards the replicas of a stage add their
     gradients up, update, and take the weights to each other, by collectives: see `flush_step`.
+    Where groups of them have copies of shards each group adds up by itself before all do.
 
     Parameters
     ----------
@@ -83,6 +84,7 @@ def folded_step(
         allocation="general",
         replicas=None,
         shard=max((stage.shard for stage in stages), key=SHARDS.index),
+        hybrid=any(stage.shard_copies > 1 for stage in stages),
         microbatches=config.microbatches,
         split_backward=split,
         recompute=any(stage.recompute for stage in stages),
@@ -118,7 +120,9 @@ class _PartOfStep:
 
     def __init__(self, config: SystemConfig, plan: Plan, twins: Twins) -> None:
         self.plan, self.twins, fold = plan, twins, plan.pattern.fold
-        alone = [replace(one, gpus=one.gpus[::fold], shard="none") for one in plan.stages]
+        alone = [
+            replace(one, gpus=one.gpus[::fold], shard="none", shard_copies=1) for one in plan.stages
+        ]
         self.config = replace(config, microbatches=config.microbatches // fold)
         self.scheduler = self.config.scheduler(Rule(), alone, ordered=False)
         self.ran: dict[int, Name] = {}
@@ -170,12 +174,15 @@ class _PartOfStep:
         """Add the gradients of a stage up, update, and send round, each as soon as it can."""
         one = self.plan.stages[stage]
         there: list[Sequence[Named]] = [*made]
-        if len(one.gpus) > 1:
+        if one.shard_group > 1:
             there = self.collect(stage, "weight_gradient", "reduce", there)
-            if one.shard == "none":
-                there = self.collect(stage, "weight_gradient", "copy", there)
+        if one.shard_copies > 1:
+            there = self.collect(stage, "weight_gradient", "reduce", there, across=True)
+            there = self.collect(stage, "weight_gradient", "copy", there, across=True)
+        if one.shard_group > 1 and one.shard == "none":
+            there = self.collect(stage, "weight_gradient", "copy", there)
         there = self.update(stage, there)
-        if len(one.gpus) > 1 and one.shard == "optimizer":
+        if one.shard_group > 1 and one.shard == "optimizer":
             self.collect(stage, "weights", "copy", there)
 
     def collect(
@@ -184,12 +191,14 @@ class _PartOfStep:
         tensor: Literal["weight_gradient", "weights"],
         mode: Mode,
         there: Sequence[Sequence[Named]],
+        *,
+        across: bool = False,
     ) -> list[Sequence[Named]]:
         """Add a collective behind what each GPU must have; return what each then waits for.
 
         What goes from stage to stage meanwhile has its links between two rounds.
         """
-        item = Collective(tensor=tensor, mode=mode, stage=stage, shift=0, start_ns=0)
+        item = Collective(tensor=tensor, mode=mode, stage=stage, shift=0, start_ns=0, across=across)
         around = ring(self.plan, item)
         resources = dict.fromkeys(self.used(around))
         after = [name for names in there for name in names]
@@ -238,5 +247,6 @@ class _PartOfStep:
         total, replicas = stage_bytes(plan, stage, "parameter_bytes"), len(one.gpus)
         if one.shard == "none" or not total:
             return slowest
-        share = max(part_of(total, chunk, replicas) for chunk in range(replicas))
+        sizes = [part_of(total, chunk, replicas) for chunk in range(replicas)]
+        share = max(sum(sizes[first :: one.shard_group]) for first in range(one.shard_group))
         return -(-slowest * share // total)

@@ -204,7 +204,13 @@ def patterns(draw: st.DrawFn) -> Pattern:
         lambda found: tuple(sorted(found.items()))
     )
     ring = partial(
-        st.builds, Collective, stage=counts, shift=shifts, start_ns=starts, pauses=pauses
+        st.builds,
+        Collective,
+        stage=counts,
+        shift=shifts,
+        start_ns=starts,
+        across=st.booleans(),
+        pauses=pauses,
     )
     rings = ring(tensor=st.sampled_from(["weights", "weight_gradient"]), mode=st.just("copy"))
     rings |= ring(tensor=st.just("weight_gradient"), mode=st.just("reduce"))

@@ -14,7 +14,6 @@ from schedopt.engine import (
 )
 from schedopt.formats.presets import make_preset
 from schedopt.problem import training_step
-from schedopt.solving import engine_answers
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import lay_out_step
@@ -88,17 +87,24 @@ def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: floa
     assert share * length <= cuts.schedule_bound((0,)) <= length
 
 
-def test_steps_of_groups_that_are_too_long_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = step_of_groups(1000, two_nodes(2))
-    whole = solve_problem(problem, time_limit=None, workers=1)
-    monkeypatch.setattr(engine_answers, "MOST_SPELLED_OUT", 1)
-    left = solve_problem(problem, time_limit=None, workers=1)
-    assert whole.plan is not None
-    assert left.plan is not None
-    assert left.lower_bound is not None
-    assert {stage.shard_copies for stage in whole.plan.stages} == {2}
-    assert {stage.shard_copies for stage in left.plan.stages} == {1}
-    assert left.lower_bound <= whole.plan.pattern.period < left.plan.pattern.period
+def test_steps_of_groups_are_folds_on_many_gpus() -> None:
+    # Spelled out, 130,000 chunks would go round.
+    result = solve_problem(step_of_groups(10**9, make_preset("dgx-h100:32")), workers=1)
+    assert result.plan is not None
+    assert result.plan.pattern.fold == 32
+    assert {stage.shard_copies for stage in result.plan.stages} == {32}
+    assert check(result) == ()
+
+
+@pytest.mark.parametrize("copies", [2, 4, 8])
+def test_as_folds_steps_of_groups_are_no_longer(copies: int) -> None:
+    problem = step_of_groups(10**9, make_preset("dgx-h100:2"))
+    grid = Grid(ranks=1, chunks=1, replicas=16, shard="optimizer", copies=copies)
+    stages = EngineCuts(problem, grid).stages((0,))
+    whole, fold = (lay_out_step(problem, grid, stages, folded=folded) for folded in (False, True))
+    assert fold.pattern.fold == 2
+    assert check(whole) == () == check(fold)
+    assert fold.pattern.period <= whole.pattern.period
 
 
 @trials(500, by_day=5)

@@ -37,6 +37,32 @@ def test_a_stage_is_applied_while_another_one_still_runs() -> None:
     assert found == {(1, "reduce"): 12, (1, "copy"): 17, (0, "reduce"): 21, (0, "copy"): 24}
 
 
+def test_groups_of_replicas_add_up_by_themselves_before_all_do() -> None:
+    # Three groups of two GPUs, each a part. Backwards end at 5. Of 12 bytes a GPU sends three
+    # chunks of 2 to the other of its group, one after the other, until 11; then two to other
+    # groups, until 15, and two back, until 19. Half of the update takes 4 ns, until 23, and weights
+    # of a byte a chunk go to the other GPU until 26.
+    sizes: dict[str, Any] = {"parameter_bytes": 6, "gradient_bytes": 12, "optimizer_bytes": 6}
+    one = replace(layer(1, 4, weight=24), update_ns=8, **sizes)
+    gpus = (0, 2, 4, 1, 3, 5)
+    stages = [Stage(layers=(0, 0), gpus=gpus, shard="optimizer", shard_copies=3)]
+    config = SystemConfig(
+        chain=Chain(layers=(one,)),
+        platform=Platform(6, 100, bandwidth=BYTE_A_NS, duplex="full"),
+        microbatches=6,
+    )
+    plan = folded_step(config, stages, 3, [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)])
+    assert check(plan) == () == check(whole(plan))
+    found = [(item.mode, item.across, item.start_ns) for item in plan.pattern.collectives]
+    assert found == [
+        ("reduce", False, 5),
+        ("reduce", True, 11),
+        ("copy", True, 15),
+        ("copy", False, 23),
+    ]
+    assert plan.pattern.period_total_ns == 26
+
+
 def test_a_ring_pauses_between_two_rounds_for_what_goes_from_stage_to_stage() -> None:
     # Three parts of two nodes with a GPU each: stage 0 on one, stages 1 and 2 on the other. Stage 2
     # ends its backward at 9, and thirds of 9 bytes go round from then on, 3 ns each. At 10 a
