@@ -52,7 +52,7 @@ BRIEFLY_S: Final = 4.0
 
 And on replicas always: it is twice what loading their code may take.
 """
-SHARE_OF_IDLE: Final = 0.15
+SHARE_OF_IDLE: Final = 0.1
 """Of the time limit, after which a search for longer patterns ends that has found nothing more."""
 SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""

@@ -79,7 +79,7 @@ def solve(
     gap : float
         The search ends when its plan is proven to be longer than the best by at most this part of
         it; 0: when it is proven optimal. By default, where k is up to 2, it also ends when nothing
-        more was found for 15 % of the time limit and a plan with k = 1 is proven within twice the
+        more was found for 10 % of the time limit and a plan with k = 1 is proven within twice the
         gap of the best with that; not with 0.
     initial : Plan or Result, optional
         A plan to start from, for the same problem.

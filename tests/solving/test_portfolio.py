@@ -191,8 +191,8 @@ def test_longer_patterns_are_not_searched_for_long_in_vain(
     result = solve(chain, platform, scope=scope, time_limit=100, gap=gap)
     notes = [str(phase.note) for phase in result.ladder if phase.solver == "general"]
     assert portfolio.IDLE in notes[0] or not ends_early
-    # Of 100 s it has 24 parts of 26, and ends before if it finds nothing for 15 s.
-    assert ends == (22 if ends_early else 93)
+    # Of 100 s it has 24 parts of 26, and ends before if it finds nothing for 10 s.
+    assert ends == (17 if ends_early else 93)
     # The next one has a part of the other two, however early it begins.
     assert later == pytest.approx(100 / 26 if ends_early else 7 / 2)
     assert result.plan is not None
