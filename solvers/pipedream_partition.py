@@ -98,26 +98,32 @@ class _Search:
 
         Rows are prefixes, columns GPUs in use. `room` is that of the memory option on `gpus` GPUs.
         """
-        units, count = len(self.places) - 1, len(self.platform.gpus)
-        times = np.full((units + 1, count + 1), NEVER, dtype=np.int64)
+        units, gpu_count = len(self.places) - 1, len(self.platform.gpus)
+        times = np.full((units + 1, gpu_count + 1), NEVER, dtype=np.int64)
         times[0, 0] = 0
-        chosen = np.zeros((units + 1, count + 1, 2), dtype=np.int64)
+        chosen = np.zeros((units + 1, gpu_count + 1, 2), dtype=np.int64)
+        used, replicas = np.arange(gpu_count + 1), np.array(self.replicas)
+        before = used - replicas[:, None]
         for end in range(1, units + 1):
-            most = min(count, self.replicas[-1] * end)
+            most = min(gpu_count, self.replicas[-1] * end)
             for first in reversed(range(end)):
                 work = self._between(self.time, first, end)
                 if -(-work // self.replicas[-1]) > times[end, 1 : most + 1].max():
                     break
-                for replicas in self.replicas:
-                    used = np.arange(replicas, count + 1)
-                    if room is not None:
-                        each = self._between(self.kept, first, end)
-                        used = used[-((used - gpus) // replicas) * each <= room]
-                    time = max(self._stage_ns(first, end, replicas), self.sent[first])
-                    found = np.maximum(times[first, used - replicas], time)
-                    better = found < times[end, used]
-                    times[end, used[better]] = found[better]
-                    chosen[end, used[better]] = first, replicas
+                allowed = before >= 0
+                if room is not None:
+                    each = self._between(self.kept, first, end)
+                    allowed &= -((used - gpus) // replicas[:, None]) * each <= room
+                lasts = [self._stage_ns(first, end, count) for count in self.replicas]
+                longest = np.maximum(lasts, self.sent[first])[:, None]
+                found = np.maximum(times[first, before], longest)
+                found[~allowed] = NEVER
+                which = found.argmin(axis=0)
+                least = found[which, used]
+                better = least < times[end]
+                times[end, better] = least[better]
+                chosen[end, better, 0] = first
+                chosen[end, better, 1] = replicas[which[better]]
         return times, chosen
 
     def _stage_ns(self, first: int, end: int, replicas: int) -> int:
