@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import lcm
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from schedopt.account.shard_owners import ShardOwners, part_of
 from schedopt.chain import Layer
@@ -15,8 +14,7 @@ from schedopt.plan import Kind, Operation, Plan, Transfer
 from schedopt.tied_weights import shared_gradient_bytes
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """An operation or a transfer of one micro-batch: absolute start and end, ns, and its GPU."""
 
     start_ns: int

@@ -9,8 +9,8 @@ from typing import Final
 
 from schedopt.checking.copies import find_partners
 from schedopt.checking.parts import Kind, Part, list_collectives
-from schedopt.checking.resources import Use, find_overlaps_in_round, list_uses, name_resource
-from schedopt.checking.timeline import Timeline
+from schedopt.checking.resources import find_overlaps_in_round, list_uses, name_resource
+from schedopt.checking.timeline import Timeline, Use
 from schedopt.checking.violations import Violation
 from schedopt.folding import Hop, Ring, hops, list_runs, ring
 from schedopt.network import Resource

@@ -68,28 +68,31 @@ def replay(residencies: Iterable[Residency]) -> tuple[int, int]:
     """
     coming = list(residencies)
     together = lcm(*(residency.every_ns for residency in coming))
-    held: dict[Group, int] = {}
-    repeated: list[tuple[Group, int, int, int, int]] = []
-    for residency in coming:
-        group, every = residency.group, residency.every_ns
-        length = residency.until - residency.since
+    numbers: dict[Group, int] = {}
+    held: list[int] = []
+    repeated: list[tuple[int, int, int, int, int]] = []
+    for group, size, since, until, every in coming:
+        number = numbers.setdefault(group, len(numbers))
+        if number == len(held):
+            held.append(0)
+        length = until - since
         rounds = max(0, length - together) // every
-        held[group] = held.get(group, 0) + rounds * residency.size
-        repeated.append(
-            (group, residency.size, residency.since % every, length - rounds * every, every)
-        )
-    events: list[tuple[int, int, Group, int]] = []
+        held[number] += rounds * size
+        repeated.append((number, size, since % every, length - rounds * every, every))
+    events: list[tuple[int, int, int, int]] = []
     last = together + max((length for _, _, _, length, _ in repeated), default=0)
-    for group, size, since, length, every in repeated:
+    for number, size, since, length, every in repeated:
         release = _RELEASE if length else _RELEASE_AT_ONCE
         for start in range(since, last, every):
-            events.append((start, _ACQUIRE, group, size))
-            events.append((start + length, release, group, -size))
-    most = dict(held)
-    now = peak = sum(held.values())
-    for _, _, group, size in sorted(events):
+            events.append((start, _ACQUIRE, number, size))
+            events.append((start + length, release, number, -size))
+    most = [*held]
+    now = peak = sum(held)
+    events.sort()
+    for _, _, number, size in events:
         now += size
-        held[group] += size
-        peak = max(peak, now)
-        most[group] = max(most[group], held[group])
-    return sum(most.values()), peak
+        held[number] += size
+        if size > 0:
+            peak = max(peak, now)
+            most[number] = max(most[number], held[number])
+    return sum(most), peak

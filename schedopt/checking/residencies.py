@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import lcm
-from typing import Final
+from typing import Final, NamedTuple
 
 from schedopt.chain import Layer
 from schedopt.checking.timeline import Name, Timeline, on_replica, replicas_of
-from schedopt.plan import Operation, Transfer
+from schedopt.plan import Operation, Plan, Transfer
 from schedopt.stage import Stage
 
 Group = tuple[int, str, int, str]
@@ -19,8 +19,7 @@ ALL_STAGES: Final = -1
 """The stage of what the stages of a GPU share the room for, so that it counts together."""
 
 
-@dataclass(frozen=True)
-class Residency:
+class Residency(NamedTuple):
     """Bytes that lie on a GPU over [since, until), in ns, and again after each `every_ns`.
 
     Both ends are equal for what counts only for an instant.
@@ -162,27 +161,25 @@ def _find_runs(stage: Stage) -> dict[int, int]:
 def _list_workspaces(timeline: Timeline, position: int) -> Iterator[Residency]:
     plan = timeline.plan
     stage = plan.stages[position]
-    every = timeline.repeat(position)
-    all_layers = range(stage.first, stage.last + 1)
-    for _, operation in timeline.by_stage[position]:
-        if not isinstance(operation, Operation) or operation.kind == "U":
+    needed = {
+        True: _largest_workspace(plan, _find_runs(stage)),
+        False: _largest_workspace(plan, stage.layer_range),
+    }
+    for item, _, first, start, length, every in timeline.uses_by_stage[position]:
+        if not isinstance(item, Operation) or item.kind == "U" or not length:
             continue
-        layers = _find_runs(stage) if operation.kind == "R" else all_layers
-        size = max((plan.costs.layers[layer].workspace_bytes or 0 for layer in layers), default=0)
-        if not size:
-            continue
-        for first in range(operation.shift, operation.shift + every, plan.pattern.k):
-            start = timeline.start(operation, first)
-            length = timeline.length(operation, first)
-            if not length:
-                continue
+        if size := needed[item.kind == "R"]:
             yield Residency(
-                (stage.gpu(first + operation.replica), "workspace", ALL_STAGES, ""),
+                (stage.gpu(first + item.replica), "workspace", ALL_STAGES, ""),
                 size,
                 start,
                 start + length,
                 timeline.duration_of(every),
             )
+
+
+def _largest_workspace(plan: Plan, layers: Iterable[int]) -> int:
+    return max((plan.costs.layers[layer].workspace_bytes or 0 for layer in layers), default=0)
 
 
 def list_gradients(timeline: Timeline, position: int) -> Iterator[Residency]:

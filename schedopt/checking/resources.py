@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import lcm
 
-from schedopt.checking.timeline import Item, Timeline, name_item
+from schedopt.checking.timeline import Item, Timeline, Use, name_item
 from schedopt.checking.violations import Violation
 from schedopt.network import Resource
 from schedopt.plan import Operation
 
 
-@dataclass(frozen=True)
-class Use:
-    """An item for its `first` micro-batch, in ns, and again every `every` micro-batches.
-
-    Its place is that in the plan.
-    """
-
-    item: Item
-    place: str
-    first: int
-    start: int
-    length: int
-    every: int
-
-
 def list_uses(timeline: Timeline) -> dict[Resource, list[Use]]:
     """Return what occupies each GPU and link; a GPU is the resource ``("gpu", n, n)``."""
     uses: dict[Resource, list[Use]] = {}
-    k = timeline.plan.pattern.k
-    for place, item in timeline.items:
-        every = timeline.repeat(*timeline.stages_of(item))
-        for first in range(item.shift, item.shift + every, k):
-            use = Use(
-                item, place, first, timeline.start(item, first), timeline.length(item, first), every
-            )
-            for resource in _resources(timeline, item, first):
-                uses.setdefault(resource, []).append(use)
+    for use in timeline.uses:
+        for resource in _resources(timeline, use.item, use.first):
+            uses.setdefault(resource, []).append(use)
     return uses
 
 

@@ -186,15 +186,14 @@ def find_crossings(timeline: Timeline) -> Iterator[Violation]:
     plan = timeline.plan
     if plan.scope.microbatches is None:
         return
-    k, period = plan.pattern.k, plan.pattern.period_total_ns
-    for place, item in timeline.items:
-        every = lcm(k, *(len(plan.stages[s].gpus) for s in timeline.stages_of(item)))
-        for first in range(item.shift, item.shift + every, k):
-            end = item.start_ns + timeline.length(item, first)
-            if end > period:
-                yield Violation(
-                    "scope",
-                    place,
-                    f"{name_item(item, first)} ends at {end} ns, {end - period} ns after the step",
-                )
-                break
+    period, told = plan.pattern.period_total_ns, set[str]()
+    for use in timeline.uses:
+        end = use.item.start_ns + use.length
+        if end > period and use.place not in told:
+            told.add(use.place)
+            yield Violation(
+                "scope",
+                use.place,
+                f"{name_item(use.item, use.first)} ends at {end} ns, {end - period} ns after the "
+                "step",
+            )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
+from typing import NamedTuple
 
 from schedopt.checking.copies import copied_bytes
 from schedopt.checking.parts import Part
@@ -20,12 +21,25 @@ there what W needs is ``("weight_half+1", 2)``.
 """
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """The item that runs a class of micro-batches modulo k, `behind` the first that it covers."""
 
     item: Item
     behind: int
+
+
+class Use(NamedTuple):
+    """An item for its `first` micro-batch, in ns, and again every `every` micro-batches.
+
+    Its place is that in the plan.
+    """
+
+    item: Item
+    place: str
+    first: int
+    start: int
+    length: int
+    every: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,26 @@ class Timeline:
             rows[item.stage].append((place, item))
         return tuple(map(tuple, rows))
 
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """Each item once on each of the GPUs on which it runs in turn, item after item."""
+        k = self.plan.pattern.k
+        found: list[Use] = []
+        for place, item in self.items:
+            every = self.repeat(*self.stages_of(item))
+            for first in range(item.shift, item.shift + every, k):
+                start, length = self.start(item, first), self.length(item, first)
+                found.append(Use(item, place, first, start, length, every))
+        return tuple(found)
+
+    @cached_property
+    def uses_by_stage(self) -> tuple[tuple[Use, ...], ...]:
+        """The same of each stage."""
+        rows: list[list[Use]] = [[] for _ in self.plan.stages]
+        for use in self.uses:
+            rows[use.item.stage].append(use)
+        return tuple(map(tuple, rows))
+
     def is_split(self, stage: int) -> bool:
         """Whether the backward of a stage runs in halves."""
         return ("I", stage) in self.slots
@@ -76,9 +110,10 @@ class Timeline:
         if found is None:
             slot = self.slots[name][micro_batch % self.plan.pattern.k]
             assert slot is not None
-            first = micro_batch - slot.behind
-            start = self.start(slot.item, first)
-            found = self._spans[name, micro_batch] = start, start + self.length(slot.item, first)
+            item, behind = slot
+            start = self.start(item, micro_batch - behind)
+            end = start + self.length(item, micro_batch - behind)
+            found = self._spans[name, micro_batch] = start, end
         return found
 
     def length(self, item: Item, first: int) -> int:

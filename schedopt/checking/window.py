@@ -67,13 +67,10 @@ def open_window(timeline: Timeline, stages: range | list[int]) -> Window:
 
 
 def _list_moments(timeline: Timeline, stage: int) -> Iterator[tuple[int, int]]:
-    k = timeline.plan.pattern.k
-    for _, item in timeline.by_stage[stage]:
+    for item, _, first, start, length, _ in timeline.uses_by_stage[stage]:
         if not isinstance(item, Operation) and item.is_boundary:
             continue
-        every = timeline.repeat(*timeline.stages_of(item))
-        for first in range(item.shift, item.shift + every, k):
-            start = timeline.start(item, first)
-            for moment in (start, start + timeline.length(item, first)):
-                yield first, moment
+        for moment in (start, start + length):
+            yield first, moment
+            if item.covers > 1:
                 yield first + item.covers - 1, moment

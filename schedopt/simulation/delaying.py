@@ -187,6 +187,8 @@ class _Links:
     def _latest(self, sent: _Sent, least: int) -> int:
         """Return the most by which a transfer can be delayed, if that is not below the least."""
         found = sent.slack_ns or 0
+        if found <= least:
+            return found
         for end, begin in sorted(self._taken(sent, least, found), reverse=True):
             # The later ends come first, so that what was passed can hold up no more.
             if begin < found < end:

@@ -24,7 +24,8 @@ class Dispatcher:
         self.tasks = tasks
         self.waiting_for = waiting_for
         self.some_pause = any(task.round_ns for task in tasks)
-        self.some_at_once = not all(task.length_ns for task in tasks)
+        self.at_once = 0
+        """How many tasks are ready that take no time."""
         self.ready_ns = [task.earliest_ns for task in tasks]
         self.events: list[tuple[int, int]] = []
         self.queues: dict[tuple[Hashable, ...], list[tuple[int, int, int]]] = defaultdict(list)
@@ -55,7 +56,7 @@ class Dispatcher:
                 while self.events and self.events[0][0] == now:
                     _, number = heapq.heappop(self.events)
                     self._happen(number, now, touched)
-                if self.some_at_once:
+                if self.at_once:
                     # What takes no time is over before anything else is chosen.
                     self._start(now, touched, lasting=False)
             self._start(now, touched, lasting=True)
@@ -75,6 +76,7 @@ class Dispatcher:
         for resource in task.resources:
             self.users[resource].add(task.resources)
         heapq.heappush(self.queues[task.resources], (task.priority, now, number))
+        self.at_once += not task.length_ns
         touched.add(task.resources)
 
     def _end(self, number: int, now: int, touched: set[tuple[Hashable, ...]]) -> None:
@@ -97,21 +99,12 @@ class Dispatcher:
 
     def _start(self, now: int, touched: set[tuple[Hashable, ...]], *, lasting: bool) -> None:
         """Start what can start, the first of those that wait for the same things first."""
-        while True:
-            able = [
-                (self.queues[key][0], key)
-                for key in touched
-                if self.queues[key]
-                and self.busy.keys().isdisjoint(key)
-                and not self._stays_paused(key)
-            ]
-            if not lasting:
-                able = [pair for pair in able if not self.tasks[pair[0][2]].length_ns]
-            if not able:
-                return
+        able = self._find_able(touched, lasting=lasting)
+        while able:
             (_, _, number), key = min(able, key=lambda pair: pair[0])
             heapq.heappop(self.queues[key])
             task = self.tasks[number]
+            self.at_once -= not task.length_ns
             if number not in self.paused_ns:
                 task.start_ns, task.turn = now, self.started
                 self.started += 1
@@ -122,6 +115,23 @@ class Dispatcher:
                 task.pauses.append((rounds, pause))
             self.busy.update(dict.fromkeys(key, number))
             self._end_at(number, task.end_ns)
+            if self.some_pause or not key:
+                able = self._find_able(touched, lasting=lasting)
+            else:
+                able = [pair for pair in able if self.busy.keys().isdisjoint(pair[1])]
+
+    def _find_able(
+        self, touched: set[tuple[Hashable, ...]], *, lasting: bool
+    ) -> list[tuple[tuple[int, int, int], tuple[Hashable, ...]]]:
+        """Return the first of those that wait for the same things, each with these, if free."""
+        return [
+            (queue[0], key)
+            for key in touched
+            if (queue := self.queues[key])
+            and self.busy.keys().isdisjoint(key)
+            and (lasting or not self.tasks[queue[0][2]].length_ns)
+            and not (self.some_pause and self._stays_paused(key))
+        ]
 
     def _end_at(self, number: int, end: int) -> None:
         self.ends_ns[number] = end

@@ -63,6 +63,9 @@ class ListScheduler:
         self._named: dict[Named, int] = {}
         self._last_on: dict[int, int] = {}
         self._shared: dict[tuple[Kind, int, tuple[int, ...]], int] = {}
+        self._operations: dict[tuple[Kind, int, int, int], Operation] = {}
+        self._transfers: dict[tuple[Tensor, int, int], Transfer] = {}
+        """One of each kind and stage, checked, from which others are made."""
         self._timeline = Timeline(self.plan(Pattern(k=1, period_total_ns=1, operations=())))
 
     @property
@@ -107,13 +110,16 @@ class ListScheduler:
         priority : int
             The least goes first, where GPUs are not ordered.
         """
-        item = Operation(
-            kind=kind, stage=stage, shift=micro_batch, start_ns=0, covers=covers, replica=replica
-        )
+        like = (kind, stage, covers, replica)
+        if like not in self._operations:
+            self._operations[like] = Operation(
+                kind=kind, stage=stage, shift=0, start_ns=0, covers=covers, replica=replica
+            )
+        item = self._operations[like].at(micro_batch, 0)
         together = 1 if kind == "U" else self.problem.chain.together
         mates = self.stages[stage].mates(micro_batch, together)
         names = [(kind, stage, micro_batch + i) for i in range(covers)] if not replica else []
-        number = self._shared.get((kind, stage, mates))
+        number = self._shared.get((kind, stage, mates)) if len(mates) > 1 else None
         if number is not None:
             self._tasks[number].mates.append(item)
             self._tasks[number].needs += after
@@ -158,9 +164,12 @@ class ListScheduler:
             return
         here, there = self.stages[first : first + 2]
         if here.gpu(maker.shift) != there.gpu(maker.shift):
-            item = Transfer(
-                tensor=tensor, stage=first, shift=maker.shift, start_ns=0, covers=maker.covers
-            )
+            like = (tensor, first, maker.covers)
+            if like not in self._transfers:
+                self._transfers[like] = Transfer(
+                    tensor=tensor, stage=first, shift=0, start_ns=0, covers=maker.covers
+                )
+            item = self._transfers[like].at(maker.shift, 0)
             after: Name = (maker.kind, maker.stage, maker.shift)
             self.send(item, after=[after], priority=priority)
 
@@ -282,7 +291,7 @@ class ListScheduler:
         sent = tuple(
             task.item.at(task.item.shift, 0)
             for task in self._tasks
-            if isinstance(task.item, Transfer)
+            if isinstance(task.item, Transfer) and task.item.moves_weights
         )
         empty = Pattern(k=1, period_total_ns=1, operations=(), transfers=sent)
         timeline = Timeline(self.plan(empty))

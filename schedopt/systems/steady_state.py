@@ -59,7 +59,8 @@ class Task:
     @property
     def end_ns(self) -> int:
         """When it is over."""
-        return self.start_ns + self.length_ns + sum(pause for _, pause in self.pauses)
+        paused = sum(pause for _, pause in self.pauses) if self.pauses else 0
+        return self.start_ns + self.length_ns + paused
 
 
 @dataclass(frozen=True)

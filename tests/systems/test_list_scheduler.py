@@ -19,9 +19,11 @@ from schedopt.network import Duplex
 from schedopt.plan import Kind, Transfer
 from schedopt.systems.collectives import all_gather, all_reduce, reduce_scatter
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.dispatcher import Dispatcher
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.flushes import one_f_one_b_order
 from schedopt.systems.list_scheduler import ListScheduler
+from schedopt.systems.steady_state import Task
 from tests.examples import layer, op
 from tests.systems.configs import AMPLE, equal, with_layers
 
@@ -83,6 +85,12 @@ def test_without_an_order_the_least_priority_of_what_is_ready_goes_first() -> No
         ("F", 0, 1): 6,
         ("B", 0, 1): 7,
     }
+
+
+def test_what_takes_no_resources_waits_for_nothing_of_its_kind() -> None:
+    tasks = [Task(op("F", 0, i, 0), 0, (), 3, [], 0, 0) for i in range(3)]
+    Dispatcher(tasks, [0] * len(tasks)).run()
+    assert [task.start_ns for task in tasks] == [0, 0, 0]
 
 
 def test_nothing_starts_before_the_earliest_instant_or_what_it_is_told_to_wait_for() -> None:
