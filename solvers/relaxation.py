@@ -30,6 +30,7 @@ from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from schedopt.solving.fitting_instants import FittingInstants
+    from schedopt.solving.packing_columns import Flags
     from schedopt.solving.relaxation import RelaxationModel
 
 PROOF: Final = Proof(ProofKind.RELAXATION)
@@ -38,6 +39,8 @@ MOST_PLACES: Final = 3000
 FIRST_LIMIT_S: Final = 0.4
 LAST_LIMIT_S: Final = 6.0
 """Time limits of a query: at first, and when all that was quick is answered."""
+PACK_S: Final = 1.0
+"""Time limit at first of a period that is packed."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much longer a period is than the bound that is packed first."""
 CLOSE: Final = Fraction(201, 200)
@@ -49,6 +52,8 @@ LARGEST: Final = 1 << 22
 COARSE: Final = 3
 """Where a period has no answer, and less than one of so many parts of the gap to the best plan is
 left below it, there is more time for each at once: most is gained where most is open."""
+MOST_HARD: Final = 2
+"""Periods that are packed each time although there is no answer."""
 MOST_LOST: Final = 3
 """Give up on an allocation after this many inconclusive queries."""
 
@@ -132,6 +137,10 @@ class _Search:
     ----------
     low, high, fits : Fraction
         Refuted; not refuted, or not known; and not refuted, ns.
+    packed : Fraction
+        Not refuted by columns, or not looked at, ns.
+    columns : list of array of bool, shape (layers,)
+        Those of the last period that was packed.
     patience_s : float
         Seconds for each period, by now.
     is_open : bool
@@ -147,7 +156,8 @@ class _Search:
         self.longest = one_after_the_other_ns(problem)
         best = run.best()
         self.start = () if best is None else best.stages
-        self.high = self.fits = run.period() or self.longest
+        self.high = self.fits = self.packed = run.period() or self.longest
+        self.columns: list[Flags] = []
         self.asked: set[Fraction] = set()
         self.seeking, self.lost = False, 0
         self.impossible = False
@@ -158,35 +168,49 @@ class _Search:
         """Refute periods at which GPUs cannot even hold all layers in parts.
 
         That takes little time, also where CP-SAT says nothing of whole layers. Steps from the bound
-        on are doubled, until one is not refuted; then what is left is bisected. Nothing is said
-        with recompute: where it was tried it took seconds and refuted little.
+        on are doubled, until one is not refuted; then what is left is bisected. What has no answer
+        now is asked again when there is more time. Nothing is said with recompute: where it was
+        tried it took seconds and refuted little.
         """
-        from schedopt.solving.packing_columns import GpuLimits, PackingColumns
-
-        scope, gpus = self.problem.scope, len(self.problem.platform.gpus)
+        scope = self.problem.scope
         if scope.recompute:
             return
-        high, step = self.high, FIRST_STEP
-        while not self.run.stopped():
+        high, step, lost = min(self.packed, self.fits), FIRST_STEP, 0
+        while not self.run.stopped() and lost < MOST_HARD:
             known = self.run.bound(scope)
             if known is not None:
                 self._raise_low(period_below(known, scope))
             period = period_between(self.low, min(high, self.low * (1 + 2 * step)), scope)
             if period is None or high <= CLOSE * self.low:
                 return
-            forced = propagate(self.amounts, period, stopped=self.run.stopped)
-            if forced is None:
-                self._refute(period, proof_of(scope))
-            else:
-                columns = PackingColumns(GpuLimits.of(forced), gpus, self.run)
-                may_hold_all = columns.may_hold_all()
-                if may_hold_all is None:
-                    return
-                if may_hold_all:
-                    high = period
-                    continue
-                self._refute(period, PROOF)
-            step *= 2
+            may_pack = self._may_pack(period)
+            if may_pack is False:
+                step *= 2
+                continue
+            high = min(period, self.packed)
+            lost += may_pack is None
+
+    def _may_pack(self, period: Fraction) -> bool | None:
+        """Whether GPUs may hold all layers in parts; None if that is not known in time."""
+        from schedopt.solving.packing_columns import GpuLimits, PackingColumns
+
+        forced = propagate(self.amounts, period, stopped=self.run.stopped)
+        if forced is None:
+            self._refute(period, proof_of(self.problem.scope))
+            return False
+        gpus = len(self.problem.platform.gpus)
+        limits = GpuLimits.of(forced)
+        if not limits.are_few():
+            self.packed = self.low
+            return None
+        columns = PackingColumns(limits, gpus, self.run, self.columns)
+        may_pack = columns.may_hold_all(max(PACK_S, self.patience_s))
+        self.columns = columns.columns
+        if may_pack is False:
+            self._refute(period, PROOF)
+        elif may_pack:
+            self.packed = period
+        return may_pack
 
     def next_period(self) -> Fraction | None:
         """Return the period to look at next; None if all are answered that can be."""
@@ -196,6 +220,7 @@ class _Search:
             self.is_open, self.seeking, self.lost = False, False, 0
             self.high = self.fits
             self.asked.clear()
+            self.pack()
             period = self._bisect()
         return period
 

@@ -27,6 +27,8 @@ from ortools.sat.python import cp_model
 from schedopt.solving.cp_sat import solve_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from schedopt.bounds.propagation import ForcedWork
     from schedopt.solving.run import Run
 
@@ -40,8 +42,6 @@ SCALE: Final = 1000
 """What a column weighs about, in whole numbers."""
 MOST_CELLS: Final = 1 << 22
 """Limits, times layers, times columns that are filled at once: no more are looked at."""
-LIMIT_S: Final = 2.0
-"""The most that a question may take, seconds."""
 AT_ONCE: Final = 48
 """Columns that are filled at once, in different orders."""
 BEST: Final = 12
@@ -52,6 +52,8 @@ EMPHASIS: Final = 6
 """Limits by which an order goes."""
 WORTH: Final = 1e-6
 """A column is added if it weighs so much more than 1."""
+EARLY: Final = 0.2
+"""CP-SAT is asked where no column is found with so much of what its share is above 1."""
 CENTRE: Final = 0.5
 """The part of the weights before in those that are asked for first: they change less so."""
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
@@ -95,6 +97,10 @@ class GpuLimits:
             limits.append(_parts(alone, scaled.room))
         return cls(_without_dominated(np.concatenate(limits)), forced.non_coresident())
 
+    def are_few(self) -> bool:
+        """Whether there are few enough to be looked at."""
+        return self.sizes.size * AT_ONCE <= MOST_CELLS
+
 
 def _parts(sizes: Array, room: int) -> Array:
     """Return sizes in parts of a room, rounded down."""
@@ -120,6 +126,9 @@ class PackingColumns:
         How many columns may hold the layers.
     run : Run
         Its seed, and when to stop.
+    known : sequence of array of bool, shape (layers,), optional
+        Columns of other limits, such as those of another period. What still fits is taken from
+        them.
 
     Attributes
     ----------
@@ -127,8 +136,8 @@ class PackingColumns:
         Those that are known; to none of them a layer can be added.
     """
 
-    def __init__(self, limits: GpuLimits, gpus: int, run: Run) -> None:
-        self.limits, self.gpus, self.run = limits, gpus, run
+    def __init__(self, limits: GpuLimits, gpus: int, run: Run, known: Sequence[Flags] = ()) -> None:
+        self.limits, self.gpus, self.run, self._before = limits, gpus, run, known
         self.columns: list[Flags] = []
         self._random = np.random.default_rng(run.seed)
         self._known: set[bytes] = set()
@@ -138,22 +147,20 @@ class PackingColumns:
         self._weights = [self._programme.NumVar(0, gpus + 1, "") for _ in self._means]
         self._programme.Maximize(sum(self._weights))
 
-    def may_hold_all(self) -> bool | None:
-        """Whether parts of columns hold all layers; None if that is not known in `LIMIT_S`.
+    def may_hold_all(self, most_s: float) -> bool | None:
+        """Whether parts of columns hold all layers; None if that is not known in so many seconds.
 
         If they do not, no allocation has the period.
         """
-        if self.limits.sizes.size * AT_ONCE > MOST_CELLS:
-            return None
-        end = monotonic() + LIMIT_S
-        for column in self._fill_anew(np.ones(len(self._means))):
+        end = monotonic() + most_s
+        for column in [*self._fill_again(), *self._fill_anew(np.ones(len(self._means)))]:
             self._add(column)
         centre: Floats | None = None
         while (left_s := end - monotonic()) > 0 and not self.run.stopped():
             weights = self._weigh()
             if weights is None:
                 return True
-            if self._add_worth(weights):
+            if self._add_heavy(weights):
                 continue
             asked = [weights]
             if centre is not None:
@@ -178,16 +185,28 @@ class PackingColumns:
         weights = np.array([weight.solution_value() for weight in self._weights])
         return weights if weights.sum() > self.gpus + WORTH else None
 
-    def _add_worth(self, weights: Floats) -> bool:
-        """Add columns that weigh more than 1, if they are found at once; whether there are any."""
+    def _add_heavy(self, weights: Floats) -> bool:
+        """Add columns that weigh more than 1; whether there is a heavy one among them.
+
+        Weights are a proof if no column weighs its share of all layers. Where that is far above 1,
+        what weighs little more than 1 can wait until CP-SAT is asked.
+        """
+        heavy = 1 + max(WORTH, EARLY * (weights.sum() / self.gpus - 1))
         for fill in (self._fill_anew, self._fill_changed):
             found = fill(weights)
             weighs = found @ weights
             order = np.argsort(-weighs, kind="stable")[:BEST]
             new = [self._add(found[one]) for one in order if weighs[one] > 1 + WORTH]
-            if any(new):
+            if any(new) and weighs[order[0]] > heavy:
                 return True
         return False
+
+    def _fill_again(self) -> Flags:
+        """Return the known columns that fit, with all that still fits added."""
+        sizes, apart = self.limits.sizes, self.limits.apart
+        known = np.array([*self._before], dtype=bool).reshape(-1, len(self._means))
+        fits = (known @ sizes.T <= UNITS).all(axis=1) & ~(known & (known @ apart)).any(axis=1)
+        return self._fill(known[fits], np.zeros(len(self._means)), self._means)
 
     def _fill_anew(self, weights: Floats) -> Flags:
         """Return columns that are filled by weight, for what is taken of some limits."""

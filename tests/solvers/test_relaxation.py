@@ -28,13 +28,17 @@ from schedopt.bounds import lower_bounds
 from schedopt.rule import Rule
 from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
+    FIRST_LIMIT_S,
     LAST_LIMIT_S,
     MOST_PLACES,
+    PACK_S,
+    TIME_GROWTH,
     one_after_the_other_ns,
     relaxed_allocations,
 )
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
+from schedopt.solving.packing_columns import PackingColumns
 from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
@@ -171,6 +175,27 @@ def test_what_takes_long_is_asked_again_with_more_time(monkeypatch: pytest.Monke
     assert found
     assert patience == sorted(patience)
     assert patience[0] < LAST_LIMIT_S == patience[-1]
+
+
+def test_what_takes_long_is_packed_again_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[float] = []
+
+    def slow(_columns: PackingColumns, most_s: float) -> bool | None:
+        packed.append(most_s)
+        return True if most_s == LAST_LIMIT_S else None
+
+    def unknown(
+        _model: RelaxationModel, _run: Run, _most_s: float
+    ) -> tuple[int, tuple[Stage, ...]]:
+        return int(cp_model.UNKNOWN), ()
+
+    monkeypatch.setattr(PackingColumns, "may_hold_all", slow)
+    monkeypatch.setattr(relaxation, "decide", unknown)
+    chain = Chain(layers=(layer(500, 500), layer(200, 300), layer(100, 200)))
+    problem = Problem(chain=chain, platform=Platform(2, 0), scope=GENERAL)
+    relaxed(problem)
+    assert packed == sorted(packed)
+    assert {*packed} == {PACK_S, TIME_GROWTH * FIRST_LIMIT_S, LAST_LIMIT_S}
 
 
 def test_the_far_part_of_a_gap_waits_for_more_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def limits(rows: list[list[int]], apart: frozenset[tuple[int, int]] = frozenset(
 
 def may_hold_all(asked: GpuLimits, gpus: int) -> bool | None:
     """Return what the columns say."""
-    return PackingColumns(asked, gpus, Run(PROBLEM, workers=1)).may_hold_all()
+    return PackingColumns(asked, gpus, Run(PROBLEM, workers=1)).may_hold_all(60)
 
 
 def can_share_out(asked: GpuLimits, gpus: int) -> bool:
@@ -76,6 +76,12 @@ def test_half_of_five_pairs() -> None:
     assert [may_hold_all(limits([[1] * 5], ring), gpus) for gpus in (2, 3)] == [False, True]
 
 
+def test_few_limits() -> None:
+    row = [1] * 100
+    assert limits([row] * 873).are_few()
+    assert not limits([row] * 874).are_few()
+
+
 def test_nothing_fits() -> None:
     assert may_hold_all(limits([[13, 13]]), 2) is False
 
@@ -102,7 +108,13 @@ def test_what_is_refuted_cannot_be_shared_out(data: st.DataObject) -> None:
     pairs = st.sets(st.tuples(*[st.integers(0, layers - 1)] * 2), max_size=4)
     apart = frozenset(pair for pair in data.draw(pairs) if pair[0] != pair[1])
     asked = limits(data.draw(st.lists(row, min_size=1, max_size=3)), apart)
-    said = may_hold_all(asked, gpus)
+    flags = st.lists(st.booleans(), min_size=layers, max_size=layers)
+    known = [np.array(one) for one in data.draw(st.lists(flags, max_size=3))]
+    columns = PackingColumns(asked, gpus, Run(PROBLEM, workers=1), known)
+    said = columns.may_hold_all(60)
+    for column in columns.columns:
+        assert (asked.sizes[:, column].sum(axis=1) <= UNITS).all()
+        assert not asked.apart[np.ix_(column, column)].any()
     if can_share_out(asked, gpus):
         assert said is True
 
