@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from itertools import combinations
 from math import lcm
 from typing import TYPE_CHECKING, Final
 
-from schedopt.network import Resource
+from schedopt.network import Link
 from schedopt.platform import Platform
 from schedopt.problem import Problem
 
@@ -33,34 +31,28 @@ MOST_K: Final = 8
 """For larger k patterns repeat too late to say anything."""
 
 
-@lru_cache(maxsize=1 << 12)
 def least_link_ns(platform: Platform, count: int) -> int:
     """Return how long a link is busy with `count` bytes there and back, at least, ns."""
-
-    def busy(source: int, target: int, shared: bool) -> int:
-        ahead = platform.transfer_ns(count, source, target)
-        back = platform.transfer_ns(count, target, source)
-        return ahead + back if shared else max(ahead, back)
-
-    return min((busy(*pair) for pair in _pairs(platform)), default=0)
+    return min((_busy_ns(link, count) for link in _kinds_of_links(platform)), default=0)
 
 
-@lru_cache(maxsize=64)
-def _pairs(platform: Platform) -> tuple[tuple[int, int, bool], ...]:
-    """Return each pair of GPUs, and whether both directions share a link."""
-
-    def links(*ends: int) -> set[Resource]:
-        return set(platform.route(*ends))
-
-    return tuple(
-        (source, target, bool(links(source, target) & links(target, source)))
-        for source, target in combinations(range(len(platform.gpus)), 2)
-    )
+def _busy_ns(link: Link | None, count: int) -> int:
+    if link is None:
+        return 0
+    return link.transfer_ns(count) * (2 if link.duplex == "half" else 1)
 
 
 def shares_links(platform: Platform) -> bool:
     """Whether what goes from one GPU to another and what comes back always share a link."""
-    return all(shared for _, _, shared in _pairs(platform))
+    return all(link is not None and link.duplex == "half" for link in _kinds_of_links(platform))
+
+
+def _kinds_of_links(platform: Platform) -> tuple[Link | None, ...]:
+    """Return what differs among the pairs of GPUs, each as one link; nothing for one GPU.
+
+    The way back takes the same hops, and shares them with the way there where a hop is half duplex.
+    """
+    return platform.kinds_of_links if len(platform.gpus) > 1 else ()
 
 
 class Amounts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from typing import Literal
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
-from schedopt.bounds.amounts import Amounts, least_link_ns
+from schedopt.bounds.amounts import Amounts, least_link_ns, shares_links
 from schedopt.bounds.propagation import ForcedWork, propagate
 from schedopt.interrupts import Stopped
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.budgets import trials
 from tests.layers import layer
+from tests.strategies import platforms, platforms_of_nodes
 
 GENERAL = Scope(allocation="general")
 
@@ -195,6 +197,18 @@ def test_transfers_are_the_least_over_pairs() -> None:
     assert [half.least_transfer_ns(5), least_link_ns(half, 5)] == [8, 16]
     assert [full.least_transfer_ns(5), least_link_ns(full, 5)] == [8, 8]
     assert [Platform(3, 1).least_transfer_ns(5), least_link_ns(Platform(1, 1), 5)] == [0, 0]
+    assert [shares_links(each) for each in (half, full, Platform(3, 1))] == [True, False, False]
+
+
+@trials(400, by_day=40)
+@given(platform=st.one_of(platforms(most=5), platforms_of_nodes(most=5)), count=st.integers(0, 99))
+def test_what_pairs_of_gpus_share_follows_from_their_routes(platform: Platform, count: int) -> None:
+    pairs = [*combinations(range(len(platform.gpus)), 2)]
+    shared = [bool({*platform.route(a, b)} & {*platform.route(b, a)}) for a, b in pairs]
+    assert shares_links(platform) == all(shared)
+    there = [platform.transfer_ns(count, a, b) for a, b in pairs]
+    busy = [(1 + both) * one for one, both in zip(there, shared, strict=True)]
+    assert least_link_ns(platform, count) == min(busy, default=0)
 
 
 @trials(60)
