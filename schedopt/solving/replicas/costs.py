@@ -76,6 +76,18 @@ def least_share_ns(update: int, held: int, replicas: int) -> int:
 
 
 @njit_kernel
+def most_share_ns(update: int, held: int, replicas: int) -> int:
+    """Return how long the home of a largest chunk takes to update it, ns, rounded up.
+
+    With d the bytes that R chunks of this size have more than the `held` ones, it is of an update u
+    u (held + d) / (R held) = (u + u d / held) / R. All of u where nothing is held.
+    """
+    if held == 0:
+        return update
+    return -(-(update - -update * (-held % replicas) // held) // replicas)
+
+
+@njit_kernel
 def collective_ns(
     costs: Costs,
     machine: Machine,
@@ -107,8 +119,9 @@ def collective_ns(
     if least and far:
         # Links carry some chunks while others are updated.
         return int(gradient + weights)
-    share = least_share_ns(update, held, replicas) if least else -(-update // replicas)
-    return int(gradient + weights + share)
+    if least:
+        return int(gradient + weights + least_share_ns(update, held, replicas))
+    return int(gradient + weights + most_share_ns(update, held, replicas))
 
 
 @njit_kernel

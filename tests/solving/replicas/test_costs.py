@@ -14,7 +14,13 @@ from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry
 from schedopt.solving.replicas.arrays import NEVER, WAITING, Costs
-from schedopt.solving.replicas.costs import describe_stages, least_share_ns, recompute_ns, sent_ns
+from schedopt.solving.replicas.costs import (
+    describe_stages,
+    least_share_ns,
+    most_share_ns,
+    recompute_ns,
+    sent_ns,
+)
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 from schedopt.solving.replicas.machine import read_machine
 from schedopt.solving.replicas.stages import read_costs
@@ -51,6 +57,12 @@ def least_share(update: int, held: int, replicas: int) -> int:
 
 
 @njit_entry
+def most_share(update: int, held: int, replicas: int) -> int:
+    """Enter `most_share_ns`."""
+    return most_share_ns(update, held, replicas)
+
+
+@njit_entry
 def span_behind_link(span: int, trip: int, full: int, modulus: int) -> int:
     """Enter `behind_link`."""
     return behind_link(span, trip, full, modulus)
@@ -84,6 +96,14 @@ def test_the_home_of_a_smallest_chunk_updates_so_much(
 ) -> None:
     chunk = Fraction(held // replicas, held) if held else Fraction(1, replicas)
     assert least_share(update, held, replicas) == math.floor(update * chunk)
+
+
+@pytest.mark.parametrize("update", [0, 1, 24, 2**39 - 1])
+@pytest.mark.parametrize("held", [0, 1, 6, 7, 2**50 - 1])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 1024])
+def test_the_home_of_a_largest_chunk_updates_so_much(update: int, held: int, replicas: int) -> None:
+    chunk = Fraction(-(-held // replicas), held) if held else Fraction(1)
+    assert most_share(update, held, replicas) == math.ceil(update * chunk)
 
 
 def question(*layers: Layer, **links: Any) -> Problem:
@@ -144,6 +164,9 @@ def test_collectives_go_around_a_ring() -> None:
     # Both chunks take the one link in turn.
     assert behind(2, 0, bandwidth=RATE, duplex="half") == 2 * 12 + 9
     assert [behind(4, shard) for shard in (0, 1)] == [9, 3]
+    # The largest of three chunks of 4 bytes has 2 of them.
+    uneven = question(replace(LAYER, parameter_bytes=4))
+    assert stage_costs(uneven, 3, 1)[0] == 5
 
 
 def test_a_gpu_holds_what_is_left_beside_weights() -> None:
