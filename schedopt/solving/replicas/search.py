@@ -257,12 +257,24 @@ class StepSearch:
         yield
         yield from self._run_programmes([*self._passes])
         while self._first_descents and not self.candidates.is_over():
-            part = self._first_descents[0]
+            part = self._next_first_descent()
             if part is self._descent or part in self._promising():
                 for _ in self._descend(part, FIRST_IDLE):
                     yield
             if not self.candidates.is_over():
-                del self._first_descents[0]
+                self._first_descents.remove(part)
+
+    def _next_first_descent(self) -> Descent:
+        """Return what is changed next: among stages with equal replicas, where the best are such.
+
+        There are far fewer of them, and others go on from the best.
+        """
+        if self.candidates.best:
+            counts = {stage.replicas for stage in self.candidates.best[0].stages}
+            part = self.alike.get(counts.pop()) if len(counts) == 1 else None
+            if part is not None and part in self._first_descents:
+                return part
+        return self._first_descents[0]
 
     def _run_programmes(self, chosen: Sequence[Pass]) -> Iterator[None]:
         """Try the stages of some programmes, which are through then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from schedopt.solvers.step_proposals import propose_stages
 from schedopt.solving.replicas import search as step_search
 from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.candidates import Candidates
+from schedopt.solving.replicas.descent import Descent
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.run import Run
@@ -84,6 +86,31 @@ def nothing_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches look at stages with equal replicas that are far behind, or may not be best."""
     monkeypatch.setattr(step_search, "PATIENCE", float(NEVER))
     monkeypatch.setattr(step_search, "is_possible", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("seed", "gpus", "level", "replicas"),
+    [(20, 8, "tight", {2}), (24, 8, "medium", {4}), (20, 8, "least", {1, 2})],
+)
+def test_where_replicas_are_equal_stages_like_the_best_are_changed_first(
+    monkeypatch: pytest.MonkeyPatch, seed: int, gpus: int, level: str, replicas: set[int]
+) -> None:
+    changed: list[tuple[Descent, set[int]]] = []
+
+    def note(search: StepSearch, part: Descent, _: int) -> Iterator[None]:
+        changed.append((part, {stage.replicas for stage in search.candidates.best[0].stages}))
+        return iter(())
+
+    monkeypatch.setattr(StepSearch, "_descend", note)
+    chain = sized(random_chain(10, seed).chain)
+    problem = ask(chain, gpus, memory_at(chain, gpus, level))
+    search = StepSearch(step_data(problem), Run(problem))
+    list(search.begin())
+    part, counts = changed[0]
+    assert counts == replicas
+    assert [count for count, alike in search.alike.items() if alike is part] == (
+        [*replicas] if len(replicas) == 1 else []
+    )
 
 
 @pytest.mark.usefixtures("nothing_left_out")
