@@ -17,6 +17,16 @@ makes R - 1 hops more. A single replica has its update only.
 N / t - 1 other replicas before it at most. At least R - N / t chunks go over it behind the
 backward, and later all but one of those that are added up.
 
+**Groups.** Where g groups of h replicas have copies of all shards, a chunk goes round each group,
+then round its homes in all groups to one of them, and round them again from there. R - g chunks
+leave a GPU inside its group, the last of which makes g - 1 hops across groups. Or take a link from
+a home in its group to the next: it carries g - 1 chunks with what that GPU has added, and g - 1
+sums. If not all replicas fit into a node, the homes of some chunks lie in several, as groups have
+GPUs in a row; and since the whole of a group lies between two groups with one between them, at most
+k = (N / t - 2) / h + 2 of them lie in one. So some link out of a node carries g - k chunks and
+g - 1 sums. Behind each of these the share of a home is updated, and its g chunks leave it one after
+the other, the last of which makes h - 2 hops more.
+
 **Replicas.** R of them have at most R D ns for the m micro-batches of a layer: R >= m w / D.
 
 This holds for any H. Those layers are tried behind which no less than some time comes.
@@ -65,15 +75,12 @@ def gradient_step_bound(problem: Problem, stopped: Callable[[], bool] = never_st
     -------
     Bound or None
         None if it is no longer than all work takes; if no step with updates is asked for, with
-        whole backwards; if GPUs differ, or share more than optimizer states, or in groups.
+        whole backwards; if GPUs differ, or share more than optimizer states.
     """
     scope, count = problem.scope, problem.scope.microbatches
     if count is None or not problem.is_training_step or scope.split_backward:
         return None
     if scope.shard not in ("none", "optimizer") or problem.chain.together > 1:
-        return None
-    if scope.hybrid:
-        # Sums of groups are all that goes between nodes then.
         return None
     if len(set(problem.platform.gpus)) > 1 or not problem.chain.knows_gradients:
         return None
@@ -285,7 +292,32 @@ class _Step:
             return own
         share = update * (parameter // replicas) // parameter if parameter else update // replicas
         # Other chunks go between nodes while one is updated.
-        return min(own, self._rings(tensor, replicas, gradient, parameter, share, 0))
+        every = [own, self._rings(tensor, replicas, gradient, parameter, share, 0)]
+        if self.problem.scope.hybrid:
+            sizes = gradient // replicas, parameter // replicas
+            every += [
+                self._in_groups(tensor, replicas, copies, sizes, copies * share)
+                for copies in range(2, replicas + 1)
+                if replicas % copies == 0
+            ]
+        return min(every)
+
+    def _in_groups(
+        self, tensor: int, replicas: int, copies: int, sizes: tuple[int, int], update: int
+    ) -> int:
+        """Return the least time where groups have copies of all shards, ns.
+
+        `sizes` are those of a chunk of gradients and of weights, bytes.
+        """
+        group, room = replicas // copies, self.node // tensor
+        added, sent = (self.problem.platform.least_transfer_ns(size) * (size > 0) for size in sizes)
+        behind = update + (copies + group - 2 if group > 1 else 0) * sent
+        hops = (replicas - 1 if group > 1 else 2 * (copies - 1)) * added
+        if replicas > room and sizes[0]:
+            in_a_node = min(room, (room - 2) // group + 2)
+            across = min(link.transfer_ns(sizes[0]) for link in self.paths)
+            hops = max(hops, (2 * copies - 1 - min(in_a_node, copies)) * across)
+        return hops + behind
 
     def _rings(
         self, tensor: int, replicas: int, added: int, sent: int, update: int, last: int

@@ -17,6 +17,7 @@ from schedopt.bounds import gradient_step_bound, load_bound, lower_bounds
 from schedopt.network import Link, Network, Node, NodeLink
 from schedopt.problem import training_step, widest_step
 from schedopt.profile import Variant
+from schedopt.stage import Shard
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn, flush_step
 from tests.budgets import trials
@@ -79,6 +80,9 @@ def test_groups_that_share_in_their_node_send_less_between_nodes() -> None:
     flat = bound_ns(problem)
     assert flat is not None
     assert flat > plan.pattern.period_total_ns
+    # As if a chunk crossed for each home, and the homes of one were in a node: one crosses, then
+    # two sums; and two updated ones.
+    assert bound_ns(plan.problem) == 4000 + (2 * 2 - 1 - 2) * 500 + 2 * 100
     assert all(one.period <= plan.pattern.period for one in lower_bounds(plan.problem))
 
 
@@ -166,7 +170,9 @@ def some_problem(rng: Random) -> Problem:
     )
     chain, variants = some_chain(), [Variant(tensor=2, chain=some_chain())]
     problem = step(chain, platform, rng.choice([2, 4, 6, 12]), *variants[: rng.choice([0, 1])])
-    return replace(problem, scope=replace(problem.scope, shard=rng.choice(["none", "optimizer"])))
+    shard: Shard = rng.choice(["none", "optimizer"])
+    scope = replace(problem.scope, shard=shard, hybrid=shard != "none" and rng.random() < 0.5)
+    return replace(problem, scope=scope)
 
 
 def some_step(problem: Problem, rng: Random) -> Plan:
@@ -185,7 +191,16 @@ def some_step(problem: Problem, rng: Random) -> Plan:
         shard = problem.scope.shard if replicas > 1 and rng.random() < 0.7 else "none"
         own = tuple(rng.sample(groups[tensor], replicas))
         own = own if rng.random() < 0.3 else tuple(sorted(own))
-        stages.append(Stage(layers=(first, end - 1), gpus=own, shard=shard, tensor=tensor))
+        copies = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        stages.append(
+            Stage(
+                layers=(first, end - 1),
+                gpus=own,
+                shard=shard,
+                tensor=tensor,
+                shard_copies=rng.choice(copies) if problem.scope.hybrid and shard != "none" else 1,
+            )
+        )
     count, late = problem.scope.microbatches or 1, rng.random() ** 3
     ways: list[list[Turn]] = [
         [("F", part, i) for part in range(len(stages))]
