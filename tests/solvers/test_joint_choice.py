@@ -98,7 +98,10 @@ def compare(problems: list[Problem]) -> float | None:
 
 @pytest.mark.parametrize("examples", [12, pytest.param(400, marks=pytest.mark.nightly)])
 def test_the_joint_choice_is_that_of_looking_at_everything(examples: int) -> None:
-    """With the search to its end, against all orders; those that are not decided count as none."""
+    """With the search to its end, against all orders; those that are not decided count as none.
+
+    At night of 300 problems at least that have a step; by day of nine.
+    """
     ratios: list[float] = []
 
     @settings(max_examples=examples, derandomize=True, database=None, phases=[Phase.generate])
@@ -109,5 +112,5 @@ def test_the_joint_choice_is_that_of_looking_at_everything(examples: int) -> Non
             ratios.append(ratio)
 
     collect()
-    assert len(ratios) >= 0.6 * examples
+    assert len(ratios) >= 0.75 * examples
     assert set(ratios) == {1}, sorted(ratios)
