@@ -53,7 +53,8 @@ def trials(number: int, by_day: int | None = None, **others: Any) -> settings:
     return settings(max_examples=number if PROFILE == "nightly" else fast, **others)
 
 
-def nightly_but(fast: str, names: Iterable[str]) -> list[Any]:
-    """Return parameters of a test, of which all but one are tried by night only."""
+def nightly_but(by_day: str | tuple[str, ...], names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, of which all but one, or some, are tried by night only."""
+    chosen = (by_day,) if isinstance(by_day, str) else by_day
     marks = pytest.mark.nightly
-    return [name if name == fast else pytest.param(name, marks=marks) for name in names]
+    return [name if name in chosen else pytest.param(name, marks=marks) for name in names]

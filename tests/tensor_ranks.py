@@ -10,8 +10,11 @@ from schedopt.profiling.processes import joined, make_group
 from schedopt.profiling.tensor_parallel import split
 
 
-def compare(spec: str) -> None:
-    """Run the whole model and its part, and require that they agree."""
+def compare_with_whole(rank: int, spec: str) -> int:
+    """Run the whole model and its part, and require that they agree; return the rank in the group.
+
+    The processes meet as those that torchrun starts.
+    """
     model = build_model(spec, batch=2, seq=8, dtype="float64")
     with joined("cpu"):
         group = make_group(distributed.get_world_size())
@@ -32,10 +35,5 @@ def compare(spec: str) -> None:
                 if parameter.shape[axis] < gradient.shape[axis]:
                     gradient = gradient.chunk(group.degree, axis)[group.rank]
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-    print(f"rank {group.rank} agrees")
-
-
-if __name__ == "__main__":
-    import sys
-
-    compare(sys.argv[1])
+    assert group.rank == rank
+    return group.rank

@@ -153,6 +153,7 @@ def test_a_rank_that_torchrun_started_fails_in_one_line(folder: Path) -> None:
     assert "schedopt/running" not in err
 
 
+@pytest.mark.nightly
 def test_a_profile_needs_no_solver_either(folder: Path, tmp_path: Path) -> None:
     typed = ("profile", MODEL[1], "--repeats", "2", "-o", tmp_path / "c.json")
     done = run_process(*typed, folder=folder)

@@ -239,7 +239,9 @@ def test_the_model_remembers_what_it_is_and_can_be_built_again(spec: str, normal
     assert on_meta(factory.removeprefix("hf:")).factory == factory
 
 
+@pytest.mark.nightly
 def test_nothing_is_printed() -> None:
+    # By day all that is built and run here is held to give no warnings, after its imports.
     code = f"""
 from schedopt.profiling.hf import build_model
 for spec in {list(TINY.values())}:

@@ -16,6 +16,7 @@ from schedopt.profiling.hf import build_model
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.segmenting import find_cuts, make_segments
 from schedopt.profiling.tracing import trace
+from tests.budgets import nightly_but
 from tests.profiling.networks import TINY, tiny
 from tests.profiling.odd_modules import (
     DOUBLE,
@@ -30,6 +31,9 @@ from tests.profiling.odd_modules import (
     residual,
     two,
 )
+
+BY_DAY = ("gpt2-dropout", "llama", "resnet18")
+"""Random numbers, grouped heads, and normalization over a batch with residual branches."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +110,7 @@ def differences(model: Model, *without: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("family", [name for name in TINY if name != "vit"])
+@pytest.mark.parametrize("family", nightly_but(BY_DAY, [name for name in TINY if name != "vit"]))
 def test_the_segments_of_a_known_model_compute_what_the_whole_computes(family: str) -> None:
     assert differences(tiny(family, "float64")) == {}
 
@@ -171,7 +175,7 @@ def carried_nodes(module: fx.GraphModule) -> tuple[networkx.DiGraph, str]:
     return every.subgraph(carried), output.all_input_nodes[0].name
 
 
-@pytest.mark.parametrize("name", [*TINY, *PLAIN])
+@pytest.mark.parametrize("name", [*nightly_but(BY_DAY, TINY), *PLAIN])
 def test_a_cut_is_where_one_tensor_is_live(name: str) -> None:
     module = trace(tiny(name) if name in TINY else two(PLAIN[name]))
     graph, loss = carried_nodes(module)

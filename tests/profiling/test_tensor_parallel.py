@@ -20,6 +20,8 @@ from schedopt.profiling.measuring import estimate_costs
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.tensor_parallel import check_split, split, split_cross_entropy
 from tests.profiling.networks import TINY
+from tests.running.pool import warm_ranks
+from tests.tensor_ranks import compare_with_whole
 
 LLAMA = "llama:layers=2,width=32,heads=8,kv_heads=4,mlp=48,vocabulary=64"
 BATCH, SEQ, WIDTH, MLP, VOCABULARY = 2, 8, 32, 48, 64
@@ -95,7 +97,7 @@ def test_logits_and_what_heads_and_columns_save_are_divided(profile: Profile) ->
     assert abs(loss[4] - tokens * VOCABULARY) <= 64 * tokens
 
 
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_half_a_block_sends_once_forward_and_once_backward(degree: int) -> None:
     """With a link that takes 1 ms a step, and all else nothing."""
     endless, step = 10**30, 10**6
@@ -154,10 +156,8 @@ def torchrun(*arguments: str, folder: Path, ranks: int = 2) -> str:
 
 
 @pytest.mark.torch
-def test_parts_take_the_loss_and_the_gradients_of_the_whole(tmp_path: Path) -> None:
-    said = torchrun("tests.tensor_ranks", LLAMA, folder=ROOT)
-    assert "rank 0 agrees" in said
-    assert "rank 1 agrees" in said
+def test_parts_take_the_loss_and_the_gradients_of_the_whole() -> None:
+    assert warm_ranks().run(compare_with_whole, 2, LLAMA, in_group=False) == [0, 1]
 
 
 COMMAND = ("schedopt", "profile", f"hf:{LLAMA}", "--seq", str(SEQ), "--batch", str(BATCH),

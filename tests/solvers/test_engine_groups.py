@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope, check
-from schedopt.engine import (
-    Engine,
-)
+from schedopt.engine import Engine
 from schedopt.formats.presets import make_preset
 from schedopt.problem import training_step
 from schedopt.solving.engine_cuts import EngineCuts
