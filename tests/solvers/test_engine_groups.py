@@ -18,7 +18,7 @@ from schedopt.solving.engine_layout import lay_out_step
 from schedopt.solving.portfolio import solve_problem
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import (
-    compare_with_every_plan,
+    compare_with_bounds,
     compare_with_steps_of_any_kind,
     compare_with_the_answer,
     every_plan,
@@ -108,8 +108,9 @@ def test_as_folds_steps_of_groups_are_no_longer(copies: int) -> None:
 @trials(500, by_day=5)
 @given(steps_of_groups())
 def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
-    compare_with_the_answer(problem)
-    compare_with_every_plan(problem)
+    plans = [*every_plan(problem)]
+    compare_with_the_answer(problem, plans)
+    compare_with_bounds(problem, plans)
 
 
 @trials(100, by_day=10)
