@@ -41,9 +41,9 @@ GOAL_MEDIAN_S: Final = 1.0
 GOAL_LONGEST_S: Final = 20.0
 
 
-def over(row: Row, name: str, reference: str = "contiguous") -> float | None:
-    """Return a step over one of ours; None where one of the two does not fit."""
-    time, ours = row[f"{name}_ns"], row[f"{reference}_ns"]
+def over(row: Row, name: str) -> float | None:
+    """Return a step over our contiguous one; None where one of the two does not fit."""
+    time, ours = row[f"{name}_ns"], row["contiguous_ns"]
     return None if time is None or ours is None else time / ours
 
 

@@ -262,8 +262,9 @@ def _look_up(stages: int, count: int, mini: int, micro: int | None, update: int)
     }
 
 
-def _draw_run(stages: int, count: int, mini_batches: int = 7) -> Figure:
+def _draw_run(stages: int, count: int) -> Figure:
     """Draw a run; micro-batches are counted from 0, a backward names the first that it covers."""
+    mini_batches = 7
     run = run_timeprest(stages, count, 1, mini_batches)
     simulated = simulate(run.plan, mini_batches * count, timing="pattern")
     return draw_picture(chart_simulation(simulated))

@@ -160,11 +160,11 @@ class Settings:
             ": what is left to another program is not known here" if value == "auto" else ""
         )
 
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return whether something is on."""
+    def flag(self, key: str) -> bool:
+        """Return whether something is on; what is not said is off."""
         value = self.get(key)
         if value is None:
-            return default
+            return False
         words = {"true": True, "false": False}
         found = words.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(found, bool):
