@@ -49,7 +49,8 @@ def print_result(result: Result) -> None:
             if result.lower_bound is not None:
                 console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
             notes = [phase.note for phase in result.ladder]
-            stopped = any(isinstance(note, Note) and note.stopped for note in notes)
+            # Without any, time was up before the first of them.
+            stopped = not notes or any(isinstance(one, Note) and one.stopped for one in notes)
             ways = say_ways(suggest(result.problem))
             if result.solver in PARTITIONED:
                 ways = CONTIGUOUS

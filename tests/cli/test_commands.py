@@ -339,6 +339,13 @@ def test_a_full_disk_behind_standard_output_is_one_error(plan: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_where_time_was_up_before_the_first_solver_more_of_it_is_a_way_out() -> None:
+    asked = ("--chain", GPT2, "--gpus", "4", "--mem", "4G", "--batch", "16")
+    done = run("solve", *asked, "--time-limit", "1e-9")
+    assert done.returncode == 4
+    assert "Try       more time (--time-limit), " in done.stdout
+
+
 def test_a_partitioner_without_a_plan_points_at_the_exact_solver() -> None:
     done = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", "1.2G", "--solver", "piper")
     assert done.returncode == 4
