@@ -221,13 +221,8 @@ def _find_overlaps(timeline: Timeline, part: Part, rings: list[Ring]) -> Iterato
 
 
 def _meet(spans: list[tuple[int, int]]) -> bool:
-    """Return whether two spans overlap; one without length does where it touches another one."""
-    spans.sort()
-    for one, other in pairwise(spans):
-        lasting = one[0] < one[1] and other[0] < other[1]
-        if other[0] < one[1] or (other[0] == one[1] and not lasting):
-            return True
-    return False
+    """Return whether two spans overlap; one without length may touch another one."""
+    return any(following < end for (_, end), (following, _) in pairwise(sorted(spans)))
 
 
 def _spell_out(

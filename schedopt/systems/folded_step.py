@@ -129,6 +129,14 @@ class _PartOfStep:
         """The last operation of a GPU."""
         self.made: dict[tuple[int, int], Name] = {}
         """The last backward of a stage on a GPU."""
+        self.rings: dict[tuple[int, str, bool], Ring] = {}
+
+    def ring(self, item: Collective) -> Ring:
+        """Return the ring of a collective, whenever it starts."""
+        key = item.stage, item.tensor, item.across
+        if key not in self.rings:
+            self.rings[key] = ring(self.plan, item)
+        return self.rings[key]
 
     def lay_out(self, turns: Iterable[Turn], copies: Iterable[Transfer]) -> Pattern:
         """Return the pattern, in which tensors between stages are sent as late as they can be."""
@@ -199,7 +207,7 @@ class _PartOfStep:
         What goes from stage to stage meanwhile has its links between two rounds.
         """
         item = Collective(tensor=tensor, mode=mode, stage=stage, shift=0, start_ns=0, across=across)
-        around = ring(self.plan, item)
+        around = self.ring(item)
         resources = dict.fromkeys(self.used(around))
         after = [name for names in there for name in names]
         self.scheduler.occupy(
@@ -221,7 +229,7 @@ class _PartOfStep:
     def taken(self, pattern: Pattern) -> Iterator[tuple[Resource, int, int]]:
         """Yield the links that collectives have, from when on and how long, ns."""
         for item in pattern.collectives:
-            around = ring(self.plan, item)
+            around = self.ring(item)
             runs = [*list_runs(item, around)]
             for resource in dict.fromkeys(self.used(around)):
                 yield from ((resource, start, length) for start, length in runs)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Never
 
+import pytest
 from hypothesis import event, given
 
-from schedopt import Plan, check
+from schedopt import Chain, Layer, Plan, Platform, Stage, check
+from schedopt.checking import collectives
 from schedopt.checking.parts import find_part
 from schedopt.folding import whole
+from schedopt.systems.config import SystemConfig
+from schedopt.systems.folded_step import folded_step
 from tests.budgets import trials
 from tests.checking.helpers import kinds
 from tests.folded_plans import changed_folded_plans, folded_plans
@@ -34,6 +39,33 @@ def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan)
             without = replace(plan, pattern=replace(plan.pattern, transfers=others))
             assert kinds(without) == {"gradient"}
             assert "gradient" in kinds(whole(without))
+
+
+def test_rings_of_no_bytes_that_begin_together_are_not_spelled_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A loss has no gradients: its two rings take no time, and are no reason to look at each hop.
+    loss = Layer(
+        forward_ns=2,
+        backward_ns=3,
+        weight_bytes=0,
+        parameter_bytes=0,
+        gradient_bytes=0,
+        optimizer_bytes=0,
+        activation_bytes=1,
+    )
+    config = SystemConfig(
+        chain=Chain(layers=(loss,)), platform=Platform(4, 100, bandwidth=10**9), microbatches=4
+    )
+    stages = [Stage(layers=(0, 0), gpus=(0, 1, 2, 3), shard="optimizer")]
+    plan = folded_step(config, stages, 4, [("F", 0, 0), ("B", 0, 0)])
+    assert {one.start_ns for one in plan.pattern.collectives} == {5}
+
+    def spell_out(*_: object) -> Never:
+        raise AssertionError
+
+    monkeypatch.setattr(collectives, "_spell_out", spell_out)
+    assert check(plan) == ()
 
 
 @trials(2000, by_day=100)
