@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from schedopt.errors import InputError
+from schedopt.layer import (
+    EXPERT_BYTES,
+    LAYER_BYTES,
+    LAYER_NUMBERS,
+    STATE_BYTES,
+    Layer,
+    check_name,
+)
 from schedopt.recipe import Recipe
 from schedopt.stage import LARGEST_GROUP
 from schedopt.stored import Stored
@@ -21,12 +29,20 @@ from schedopt.validation import (
     as_tuple,
     check_mapping,
     check_whole,
-    show,
 )
+
+__all__ = [
+    "CHAIN_FORMAT",
+    "EXPERT_BYTES",
+    "STATE_BYTES",
+    "Chain",
+    "Layer",
+    "Measured",
+    "say_recomputed",
+]
 
 CHAIN_FORMAT: Final = "schedopt.chain/1"
 MOST_LAYERS: Final = 4096
-STATE_BYTES: Final = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 LARGEST_CHAIN_NS: Final = 2**39
 """The total time of a chain stays below this (about 550 s), so that solvers fit 64 bits."""
 
@@ -37,127 +53,6 @@ Measured = tuple[int, tuple[str, ...]]
 def say_recomputed(modules: Sequence[str]) -> str:
     """Say behind a size which modules are computed again; empty if none are."""
     return f", with {', '.join(modules)} computed again" if modules else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One layer of the chain. Times are whole nanoseconds, sizes whole bytes.
-
-    The first four numbers are the model of Beaumont et al. 2021, section 3.1; everything else is
-    optional and None where it was not measured.
-
-    Parameters
-    ----------
-    forward_ns, backward_ns : int
-        Duration of the forward and of the whole backward of one micro-batch.
-    weight_bytes : int
-        What lies on the GPU under any schedule: parameters, gradients, optimizer state.
-    activation_bytes : int
-        The output, which a link carries to the next layer. Its gradient has the same size.
-    saved_bytes : int, optional
-        Kept from the start of the forward to the end of the backward, without what an earlier
-        layer saved already, so that the layers of a stage add up. Default: `activation_bytes`.
-    saved_input_bytes : int, optional
-        What comes on top where the layer before lies in another stage, or is computed again while
-        this one is not. Default: 0.
-    parameter_bytes, gradient_bytes, optimizer_bytes : int, optional
-        Parts of `weight_bytes`. What needs an absent one is refused, never taken as 0.
-    tied_parameter_bytes, tied_gradient_bytes, tied_optimizer_bytes : int, optional
-        Of weights that an earlier layer has and this one uses too: what a copy of them takes. All
-        three or none. They are parts of the three above where `Chain.copied` names the layer, else
-        the earlier layer counts them.
-    backward_input_ns, backward_weight_ns : int, optional
-        The two halves of the backward (I and W); both or neither. They need not add up to it.
-    saved_weight_bytes : int, optional
-        Held from the start of I to the end of W, while what was saved goes at the end of I.
-        Absent: what was saved stays to the end of W.
-    workspace_bytes : int, optional
-        Taken for the length of each operation and given back; an operation of length 0 takes
-        none. Default: 0.
-    update_ns : int, optional
-        Duration of the optimizer's step on its parameters. Default: 0.
-    name : str
-        What a person calls it.
-    """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    forward_ns: int
-    backward_ns: int
-    weight_bytes: int
-    activation_bytes: int
-    name: str = ""
-    saved_bytes: int | None = None
-    saved_input_bytes: int | None = None
-    parameter_bytes: int | None = None
-    gradient_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    tied_parameter_bytes: int | None = None
-    tied_gradient_bytes: int | None = None
-    tied_optimizer_bytes: int | None = None
-    backward_input_ns: int | None = None
-    backward_weight_ns: int | None = None
-    saved_weight_bytes: int | None = None
-    workspace_bytes: int | None = None
-    update_ns: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in _LAYER_NUMBERS:
-            check_whole(self, name, optional=name not in _LAYER_REQUIRED)
-        _check_name(self.name)
-        parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
-        if sum(part or 0 for part in parts) > self.weight_bytes:
-            raise InputError(
-                f"{self.weight_bytes} is less than parameters, gradients and optimizer state "
-                f"together ({sum(part or 0 for part in parts)})",
-                field="weight_bytes",
-                way_out="It holds everything that lies on the GPU under any schedule",
-            )
-        if len({getattr(self, f"tied_{name}") is None for name in STATE_BYTES}) > 1:
-            raise InputError(
-                "a part of what a copy of tied weights takes is given without the others",
-                field="tied_parameter_bytes",
-                way_out="Give tied_parameter_bytes, tied_gradient_bytes and tied_optimizer_bytes, "
-                "or none",
-            )
-        if (self.backward_input_ns is None) != (self.backward_weight_ns is None):
-            raise InputError(
-                "one half of the backward is given without the other",
-                field="backward_input_ns",
-                way_out="Give backward_input_ns and backward_weight_ns, or neither",
-            )
-        if self.saved_weight_bytes is not None and self.backward_input_ns is None:
-            raise InputError(
-                "given without the halves of the backward",
-                field="saved_weight_bytes",
-                way_out="Give backward_input_ns and backward_weight_ns too",
-            )
-
-    @property
-    def saved(self) -> int:
-        """Bytes kept from F to B (`saved_bytes`, by default the output)."""
-        return self.activation_bytes if self.saved_bytes is None else self.saved_bytes
-
-    @property
-    def has_state(self) -> bool:
-        """Whether it has parameters, gradients or optimizer states, as far as it says."""
-        return any((self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes))
-
-    @property
-    def longest_ns(self) -> int:
-        """Forward and backward together, the longer way of the two to run the backward."""
-        halves = (self.backward_input_ns or 0) + (self.backward_weight_ns or 0)
-        return self.forward_ns + max(self.backward_ns, halves)
-
-
-_LAYER_REQUIRED: Final = ("forward_ns", "backward_ns", "weight_bytes", "activation_bytes")
-_LAYER_NUMBERS: Final = tuple(f.name for f in fields(Layer) if f.name != "name")
-_LAYER_BYTES: Final = tuple(name for name in _LAYER_NUMBERS if name.endswith("_bytes"))
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise InputError(f"{show(name)} is not text", field="name", way_out="Put it in quotes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +84,11 @@ class Chain(
         samples, and run them at the same time.
     expert : int
         e, a multiple of c: the GPUs that share the experts of each layer (expert parallelism;
-        Lepikhin et al. 2021). Each stage has as many replicas, in a row, which run each operation
-        at the same time and send each other tokens, as the figures have it. Experts count in
-        `weight_bytes` alone, and not in its parts, since nobody else adds up their gradients or
-        has a share of their state.
+        Lepikhin et al. 2021). They are replicas in a row, which run each operation at the same
+        time and send each other tokens, as the figures have it. A stage has e of them, or where
+        every layer says what its experts take (`Layer.expert_parameter_bytes`), a multiple: the
+        replicas at the same place of each row have the same experts, and add up their gradients,
+        and share their state, among themselves.
     recomputed_modules : sequence of str
         Modules of each layer that are computed again in its backward (selective recompute;
         Korthikanti et al. 2022), by the names that Megatron-LM has for them, such as *core_attn*.
@@ -234,7 +130,7 @@ class Chain(
                 field="layers",
                 way_out=f"Merge layers; at most {MOST_LAYERS} are allowed",
             )
-        _check_name(self.name)
+        check_name(self.name)
         check_mapping(self.provenance, "provenance")
         check_whole(self, "input_bytes")
         check_whole(self, "samples", low=1)
@@ -247,6 +143,14 @@ class Chain(
                 field="expert",
                 way_out=f"Give {self.context} or a multiple, or 1",
             )
+        for number, layer in enumerate(self.layers if self.expert == 1 else ()):
+            if layer.expert_parameter_bytes is not None:
+                raise InputError(
+                    "given, and no GPUs share experts",
+                    field=f"layers[{number}].expert_parameter_bytes",
+                    way_out="Say how many do (expert), or count them in parameter_bytes, "
+                    "gradient_bytes and optimizer_bytes",
+                )
         as_tuple(self, "recomputed_modules", str)
         object.__setattr__(self, "recomputed_modules", tuple(sorted({*self.recomputed_modules})))
         self._check_totals()
@@ -263,7 +167,7 @@ class Chain(
                 field="layers",
                 way_out=f"Stay below {LARGEST_CHAIN_NS} ns (550 s); check the unit of the times",
             )
-        for name in _LAYER_BYTES:
+        for name in LAYER_BYTES:
             amount = sum(getattr(layer, name) or 0 for layer in self.layers)
             if amount >= LARGEST_TOTAL:
                 raise InputError(
@@ -339,7 +243,7 @@ class Chain(
     def sha256(self) -> str:
         """The identity of the chain: what it costs, without names, samples and where it is from."""
         layers = [
-            {name: value for name in _LAYER_NUMBERS if (value := getattr(layer, name)) is not None}
+            {name: value for name in LAYER_NUMBERS if (value := getattr(layer, name)) is not None}
             for layer in self.layers
         ]
         document: dict[str, Any] = {
@@ -368,6 +272,13 @@ class Chain(
         """What they share, in words."""
         what = "the experts of a layer" if self.expert > 1 else "each sequence"
         return f"{self.together} GPUs share {what}"
+
+    @property
+    def knows_experts(self) -> bool:
+        """Whether every layer says what its experts take, which GPUs share."""
+        return self.expert > 1 and all(
+            layer.expert_parameter_bytes is not None for layer in self.layers
+        )
 
     def samples_of(self, microbatches: int) -> int:
         """Return the samples of a step of so many micro-batches, which has all parts of each."""

@@ -18,7 +18,8 @@ lies on rank s mod p, and every rank has equally many.
   recomputes all of them, or none.
 
 GPUs that share sequences or experts (`Chain.context`, `Chain.expert`) are replicas of a rank in a
-row, as Megatron-LM (``tp-cp-ep-dp-pp``) and torchtitan (``dp_shard``, ``cp``, ``tp``) number them.
+row, as Megatron-LM (``tp-cp-ep-dp-pp``) and torchtitan (``dp_shard``, ``cp``, ``tp``) number them;
+those at the same place of each row have the same experts.
 torchtitan shares the optimizer state among these too.
 """
 
@@ -194,7 +195,7 @@ def _why_not_together(chain: Chain, stages: Sequence[Stage], engine: Engine) -> 
     if together == 1:
         return ""
     count = len(first.gpus)
-    if count % together or (chain.expert > 1 and count > together):
+    if count % together or (chain.expert > 1 and count > together and not chain.knows_experts):
         return f"stage 0 has {count} replicas, and {chain.sharing}"
     shared = first.shard != "none"
     why, _ = why_not_together(chain, engine, shared=shared, tensor=first.tensor)

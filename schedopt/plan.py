@@ -265,6 +265,17 @@ class Plan(Problem):
             return min(own, self.stages[item.source_stage].tensor)
         return own
 
+    def expert_chunks(self, stage: int) -> int:
+        """Return into how many chunks the experts of a stage are cut: R, or 0.
+
+        0 where no two of its replicas have the same. See `Transfer`.
+        """
+        one = self.stages[stage]
+        if not 1 < self.chain.expert < len(one.gpus):
+            return 0
+        layers = self.costs.layers[one.first : one.last + 1]
+        return len(one.gpus) if any(layer.has_experts for layer in layers) else 0
+
     def require_one_copy(self, *, needed_by: str) -> None:
         """Refuse to go on where groups of replicas have copies of shards, and nothing does that."""
         for number, stage in enumerate(self.stages):

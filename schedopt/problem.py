@@ -196,7 +196,7 @@ class Problem:
     def replica_counts(self) -> tuple[int, ...]:
         """How many replicas that run as many micro-batches each a stage may have, ascending.
 
-        Those that share sequences count as replicas; experts are shared by all of them.
+        Those that share sequences or experts count as replicas.
         """
         count = self.scope.microbatches or 1
         return tuple(number for number in self._possible_counts() if count % number == 0)
@@ -207,13 +207,18 @@ class Problem:
         count = self.scope.microbatches or 1
         if not self.scope.uneven:
             return ()
-        return tuple(number for number in self._possible_counts() if count % number)
+        return tuple(
+            number
+            for number in self._possible_counts()
+            # Replicas with the same experts have as many micro-batches as the others.
+            if count % number and (self.chain.expert == 1 or number == self.chain.expert)
+        )
 
     def _possible_counts(self) -> range:
         count = self.scope.microbatches or 1
         most = min(len(self.platform.gpus), count, self.scope.replicas or count)
         together = self.chain.together
-        if self.chain.expert > 1:
+        if self.chain.expert > 1 and not self.chain.knows_experts:
             most = min(most, together)
         return range(together, most + 1, together)
 

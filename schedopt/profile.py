@@ -142,6 +142,13 @@ def check_together(one: Chain, other: Chain, field: str) -> None:
                 field=f"{field}.{name}",
                 way_out="Give a profile for each number of GPUs that share sequences or experts",
             )
+    if other.knows_experts != one.knows_experts:
+        raise InputError(
+            "what experts take is not said of all layers of all variants",
+            field=f"{field}.layers",
+            way_out="Give expert_parameter_bytes, expert_gradient_bytes and expert_optimizer_bytes "
+            "of every layer, 0 where it has no experts, or of none",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

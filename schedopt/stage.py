@@ -124,14 +124,14 @@ class Stage:
         """The replicas that share a state, by their numbers; groups by those of their GPUs."""
         size = self.shard_group
         begins = range(0, len(self.gpus), size)
-        return tuple(tuple(sorted(self._in_a_row[begin : begin + size])) for begin in begins)
+        return tuple(tuple(sorted(self.in_a_row[begin : begin + size])) for begin in begins)
 
     def home(self, stage: int, chunk: int, replica: int = 0) -> int:
         """Return the replica of the group of one at which a chunk is at home.
 
         `stage` is its own number in the plan.
         """
-        group = self.shard_groups[self._places[replica] // self.shard_group]
+        group = self.shard_groups[self.places[replica] // self.shard_group]
         return group[(stage + chunk) % len(group)]
 
     @property
@@ -183,20 +183,20 @@ class Stage:
         if together == 1:
             return (micro_batch,)
         begin, replica = divmod(micro_batch, len(self.gpus))
-        first = self._places[replica] // together * together
+        first = self.places[replica] // together * together
         return tuple(
-            begin * len(self.gpus) + one for one in self._in_a_row[first : first + together]
+            begin * len(self.gpus) + one for one in self.in_a_row[first : first + together]
         )
 
     @cached_property
-    def _in_a_row(self) -> list[int]:
+    def in_a_row(self) -> list[int]:
         """The replicas by the numbers of their GPUs."""
         return sorted(range(len(self.gpus)), key=self.gpus.__getitem__)
 
     @cached_property
-    def _places(self) -> list[int]:
+    def places(self) -> list[int]:
         """The place of each replica in that order."""
-        return sorted(range(len(self.gpus)), key=self._in_a_row.__getitem__)
+        return sorted(range(len(self.gpus)), key=self.in_a_row.__getitem__)
 
 
 def _check_pair(numbers: tuple[int, ...], field: str) -> None:

@@ -9,11 +9,8 @@ from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.validation import show
 
-_MEASURED: Final = (
-    "parameter_bytes",
-    "gradient_bytes",
-    "tied_parameter_bytes",
-    "tied_gradient_bytes",
+_MEASURED: Final = tuple(
+    f"{of}{name}_bytes" for of in ("", "tied_", "expert_") for name in ("parameter", "gradient")
 )
 ELEMENT_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of a parameter, by the dtype that a profile records."""
@@ -87,12 +84,18 @@ def _with_state(layer: Layer, position: int, element: int, state: TrainingState)
             )
     state_bytes = _state_bytes(parameter, gradient, element, state)
     changes: dict[str, Any] = dict(state_bytes)
+    others = layer.weight_bytes - parameter - gradient - (layer.optimizer_bytes or 0)
+    whole = others + sum(state_bytes.values())
     if layer.tied_parameter_bytes is not None:
         shared = layer.tied_parameter_bytes, layer.tied_gradient_bytes or 0
         of_copy = _state_bytes(*shared, element, state)
         changes |= {f"tied_{name}": count for name, count in of_copy.items()}
-    others = layer.weight_bytes - parameter - gradient - (layer.optimizer_bytes or 0)
-    return replace(layer, weight_bytes=others + sum(state_bytes.values()), **changes)
+    if layer.expert_parameter_bytes is not None:
+        own = layer.expert_parameter_bytes, layer.expert_gradient_bytes or 0
+        of_experts = _state_bytes(*own, element, state)
+        changes |= {f"expert_{name}": count for name, count in of_experts.items()}
+        whole += sum(of_experts.values()) - sum(own) - (layer.expert_optimizer_bytes or 0)
+    return replace(layer, weight_bytes=whole, **changes)
 
 
 def _state_bytes(

@@ -50,7 +50,10 @@ class Transfer:
         replica sends what its own backwards have added to the gradient of the layers that both
         stages have, whole. Without it source and target are replicas of the same stage.
     chunk, chunks : int
-        Which of how many equal parts of the stage's weights.
+        Which of how many equal parts of the stage's weights. Where some of its R replicas have the
+        same experts (`Chain.expert`), there are 2 R: the first R of what all replicas have; and of
+        experts R + r, that of the replica at place r in the row. With e GPUs to share them, those
+        at places r mod e have the same experts, in R / e equal parts.
     mode : {"copy", "reduce"}
         Whether the target's buffer is replaced or added to.
     covers : int

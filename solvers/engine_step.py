@@ -207,7 +207,7 @@ class EngineSearch:
                 for gpu in set(problem.platform.gpus)
             )
             weights[tensor] = sum(layer.weight_bytes for layer in layers)
-            shared[tensor] = sum(layer.optimizer_bytes or 0 for layer in layers)
+            shared[tensor] = sum(layer.shareable_bytes for layer in layers)
         for grid in grids_of(problem, units):
             held = weights[grid.tensor] - (shared[grid.tensor] if grid.shard != "none" else 0)
             if held <= grid.ranks * room:

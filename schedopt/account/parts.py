@@ -122,6 +122,7 @@ def find_part(plan: Plan) -> Part | None:
         or plan.scope.microbatches != count
         or any(stage.shard not in ("none", "optimizer") for stage in plan.stages)
         or any(count % len(stage.gpus) for stage in plan.stages)
+        or any(map(plan.expert_chunks, range(len(plan.stages))))
         or any(
             transfer.moves_weights and transfer.source_stage is None
             for transfer in pattern.transfers

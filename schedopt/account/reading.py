@@ -135,7 +135,7 @@ def _find_made(schedule: Schedule, owners: ShardOwners) -> dict[Place, list[int]
         for gpu in dict.fromkeys(stage.gpus):
             home = owners.owned(number, gpu)
             rows[gpu] = []
-            for chunk in home if scattered else range(owners.chunks[number]):
+            for chunk in home if scattered else owners.held(number, gpu):
                 times = last.times(number, gpu, chunk)
                 row = list(accumulate([max(times) - schedule.length_ns, *times], max))[1:]
                 found[number, gpu, chunk] = row

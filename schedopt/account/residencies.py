@@ -15,6 +15,7 @@ from schedopt.account.timeline import (
     Interval,
     Schedule,
     Timeline,
+    expert_bytes,
     recomputed,
     stage_bytes,
     stage_layers,
@@ -107,10 +108,15 @@ def _always(plan: Plan, owners: ShardOwners) -> Iterator[Residency]:
         count = stage_bytes(plan, stage, "weight_bytes")
         if not plan.rule.is_given:
             count -= stage_bytes(plan, stage, "parameter_bytes")
-        totals = [stage_bytes(plan, stage, name) for name in sharded]
+        totals = [
+            (stage_bytes(plan, stage, name), expert_bytes(plan, stage, name)) for name in sharded
+        ]
         for gpu in dict.fromkeys(one.gpus):
-            shares = sum(owners.share(total, stage, gpu) for total in totals)
-            yield Residency(gpu, "weights", stage, count - sum(totals) + shares)
+            less = sum(
+                total + of_experts - owners.share(total, stage, gpu, of_experts)
+                for total, of_experts in totals
+            )
+            yield Residency(gpu, "weights", stage, count - less)
 
 
 def _versions(reader: Reader) -> Iterator[Residency]:

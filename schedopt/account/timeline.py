@@ -165,7 +165,8 @@ class Timeline:
             )
             if kind == "U":
                 total = stage_bytes(self.plan, stage, "parameter_bytes")
-                whole = self.owners.share_ns(whole, total, stage, gpu)
+                of_experts = expert_bytes(self.plan, stage, "parameter_bytes")
+                whole = self.owners.share_ns(whole, total, stage, gpu, of_experts)
             self._stage_ns[key] = whole
         return self._stage_ns[key]
 
@@ -222,7 +223,12 @@ def transfer_bytes(plan: Plan, transfer: Transfer) -> int:
     if transfer.source_stage is not None:
         return _copy_bytes(plan, transfer.source_stage, transfer.stage, plan.lanes(transfer))
     name = "gradient_bytes" if transfer.tensor == "weight_gradient" else "parameter_bytes"
-    return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, transfer.chunks)
+    experts = plan.expert_chunks(transfer.stage)
+    common = transfer.chunks - experts
+    if transfer.chunk < common:
+        return part_of(stage_bytes(plan, transfer.stage, name), transfer.chunk, common)
+    of_experts, among = expert_bytes(plan, transfer.stage, name), plan.chain.expert
+    return part_of(of_experts, (transfer.chunk - common) // among, experts // among)
 
 
 def _copy_bytes(plan: Plan, source: int, target: int, lanes: int) -> int:
@@ -239,3 +245,8 @@ def stage_bytes(plan: Plan, stage: int, name: str) -> int:
     """Return what a field of bytes adds up to in a stage; absent counts as 0."""
     layers = plan.costs.layers
     return sum(getattr(layers[layer], name) or 0 for layer in stage_layers(plan, stage))
+
+
+def expert_bytes(plan: Plan, stage: int, name: str) -> int:
+    """Return the same of the experts of a GPU, where other replicas have them too; else 0."""
+    return stage_bytes(plan, stage, f"expert_{name}") if plan.expert_chunks(stage) else 0

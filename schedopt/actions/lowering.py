@@ -147,6 +147,13 @@ def _refuse(plan: Plan) -> None:
                 field="rule.update_every",
                 way_out="Give the micro-batches of one update, or each stage one GPU",
             )
+        if plan.expert_chunks(number):
+            raise InputError(
+                f"stage {number} has {len(stage.gpus)} replicas, some of which have the same "
+                "experts, and nothing of these is sent yet where a plan is run",
+                field=f"stages[{number}].gpus",
+                way_out="Export the plan for megatron or torchtitan",
+            )
 
     for number, _ in exchanging_stages(plan.chain, plan.stages):
         if plan.stages[number].shard in ("gradient", "parameter"):

@@ -206,7 +206,7 @@ def _least_weights(problem: Problem, layer: Layer) -> int:
     room = max(gpu.usable_bytes for gpu in problem.platform.gpus) - layer.saved
     if layer.backward_ns:
         room -= layer.workspace_bytes or 0
-    state = layer.optimizer_bytes or 0
+    state = layer.shareable_bytes
     alone = layer.weight_bytes - state
     fitting = (n for n in problem.replica_counts if alone + -(-state // n) <= room)
     return next(fitting, 1) * alone + state

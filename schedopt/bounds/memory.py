@@ -69,7 +69,7 @@ def _elsewhere(layer: Layer, scope: Scope, gpus: int) -> int:
     """Return what one of some replicas leaves to the others, bytes."""
     if scope.shard == "none":
         return 0
-    state = layer.optimizer_bytes or 0
+    state = layer.shareable_bytes
     if scope.split_backward and scope.shard != "optimizer":
         state += layer.gradient_bytes or 0
     return state - -(-state // (scope.replicas or gpus))

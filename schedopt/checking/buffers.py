@@ -20,7 +20,8 @@ class Buffers:
     """The buffers of one stage while time goes on.
 
     A buffer is a set of gradients of one mini-batch: see `Wanted`. A chunk is updated where it is
-    at home; where nothing is sharded that is everywhere.
+    at home; where nothing is sharded that is everywhere. Of experts a GPU has the chunks of those
+    that it has, of which a gradient is whole when all GPUs have made theirs that have the same.
     """
 
     timeline: Timeline
@@ -44,7 +45,6 @@ class Buffers:
         assert plan.rule.update_every is not None
         self.m = plan.rule.update_every
         self.wanted = Wanted(self.m, find_partners(plan, self.stage))
-        self.whole = self.wanted.whole
         self.copies = {
             partner: self.timeline.own_gradients(partner, self.replayed)
             for partner in self.wanted.partners
@@ -69,11 +69,22 @@ class Buffers:
         ]
         self.chunks = self.timeline.chunks[self.stage]
         self.home = {gpu: sorted(self.timeline.home(self.stage, gpu)) for gpu in self.gpus}
+        self.held = {gpu: sorted(self.timeline.held(self.stage, gpu)) for gpu in self.gpus}
+        self.whole = self._whole_chunks()
         for gpu in self.gpus:
             self.made[gpu] = {}
-            for chunk in self.home[gpu] if self.scattered else range(self.chunks):
+            for chunk in self.home[gpu] if self.scattered else self.held[gpu]:
                 self.parts[gpu, chunk] = {}
                 self.newest[gpu, chunk] = 0
+
+    def _whole_chunks(self) -> list[int]:
+        """Return what the whole gradient of each chunk is."""
+        found = [self.wanted.whole] * self.chunks
+        stage, experts = self.timeline.plan.stages[self.stage], self.timeline.experts[self.stage]
+        for chunk in range(self.chunks - experts, self.chunks):
+            own = [i for i in range(self.m) if chunk in self.held[stage.gpu(i)]]
+            found[chunk] = self.wanted.bits(own)
+        return found
 
     def push(self, time: int, rank: int, event: Event) -> None:
         """Let something happen at an instant, what has a lower rank first."""
@@ -93,8 +104,8 @@ class Buffers:
         """Say what a mini-batch lacks that is at home on a GPU; nothing if it is whole."""
         for chunk in self.home[gpu]:
             held = self.buffer(gpu, mini_batch)[chunk]
-            if held != self.whole:
-                missing = self.wanted.describe(self.whole & ~held, mini_batch)
+            if held != self.whole[chunk]:
+                missing = self.wanted.describe(self.whole[chunk] & ~held, mini_batch)
                 part = f"chunk {chunk} of " if self.chunks > 1 else ""
                 return f"{part}mini-batch {mini_batch} lacks {missing}"
         return ""

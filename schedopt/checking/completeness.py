@@ -200,6 +200,7 @@ def _find_wrong_weight_tensors(
                 place,
                 f"{transfer.chunks} chunks, but {first.chunks} in {first_place}, of one stage",
             )
+    yield from _find_wrong_experts(plan, position, own)
     for place, transfer in listed:
         yield from find_wrong_copies(plan, place, transfer)
         assert transfer.source is not None
@@ -212,6 +213,32 @@ def _find_wrong_weight_tensors(
             if gpu == target.gpu(i + transfer.target):
                 yield Violation("transfer", place, f"from GPU {gpu} to itself, micro-batch {i}")
                 break
+
+
+def _find_wrong_experts(
+    plan: Plan, position: int, own: Sequence[tuple[str, Transfer]]
+) -> Iterator[Violation]:
+    """Yield transfers of experts between replicas that do not have the same ones."""
+    stage, experts = plan.stages[position], plan.expert_chunks(position)
+    if not experts:
+        return
+    for place, transfer in own:
+        if transfer.chunks != 2 * experts:
+            yield Violation(
+                "transfer",
+                place,
+                f"{transfer.chunks} chunks of {experts} replicas, some of which have the same "
+                f"experts, and not {2 * experts}",
+            )
+            continue
+        places = {
+            stage.places[(transfer.shift + end) % experts] % plan.chain.expert
+            for end in (transfer.source or 0, transfer.target or 0)
+        }
+        if transfer.chunk >= experts and places != {transfer.chunk % experts % plan.chain.expert}:
+            yield Violation(
+                "transfer", place, f"chunk {transfer.chunk} is of experts that not both ends have"
+            )
 
 
 def find_wrong_placements(plan: Plan) -> Iterator[Violation]:

@@ -116,9 +116,10 @@ class _Replay(Buffers):
         mini_batch = first // self.m
         buffer = self.buffer(gpu, mini_batch)
         again = 0
-        for chunk in range(self.chunks):
-            again |= buffer[chunk] & bits
-            buffer[chunk] |= bits
+        for chunk in self.held[gpu]:
+            own = bits & self.whole[chunk]
+            again |= buffer[chunk] & own
+            buffer[chunk] |= own
             self.update_soon(gpu, chunk, mini_batch, time)
         if again:
             twice = self.wanted.describe(again, mini_batch)
@@ -143,7 +144,7 @@ class _Replay(Buffers):
 
     def is_due(self, gpu: int, chunk: int, mini_batch: int) -> bool:
         """Whether a GPU can apply a mini-batch to a chunk; where a copy comes, that counts."""
-        whole = self.buffer(gpu, mini_batch)[chunk] == self.whole
+        whole = self.buffer(gpu, mini_batch)[chunk] == self.whole[chunk]
         return whole and (gpu, chunk, mini_batch) not in self.coming
 
     def note(self, gpu: int, chunk: int, version: int, time: int) -> None:
@@ -151,7 +152,7 @@ class _Replay(Buffers):
         self.parts[gpu, chunk][version] = time
         together = (_EVERY_GPU if self.scattered else gpu, version)
         self.there[together] = self.there.get(together, 0) + 1
-        if self.there[together] == (len(self.parts) if self.scattered else self.chunks):
+        if self.there[together] == (len(self.parts) if self.scattered else len(self.held[gpu])):
             for one in self.gpus if self.scattered else (gpu,):
                 self.made[one][version] = time
 
@@ -236,8 +237,9 @@ class _Replay(Buffers):
     def receive_copy(
         self, place: str, item: Transfer, first: int, target: int, bits: int, time: int
     ) -> None:
-        for chunk in range(self.chunks):
-            self.report_late(place, item, first, target, chunk, time)
+        for chunk in self.held[target]:
+            if bits & self.whole[chunk]:
+                self.report_late(place, item, first, target, chunk, time)
         self.add(place, first, target, bits, time)
 
     def receive_gradient(

@@ -72,6 +72,7 @@ def find_part(plan: Plan) -> Part | None:
         replicas = len(stage.gpus)
         if (
             stage.shard not in ("none", "optimizer")
+            or plan.expert_chunks(position)
             or len(set(stage.gpus)) < replicas
             or count % replicas
             or sorted(kinds) != sorted(list_collectives(stage))

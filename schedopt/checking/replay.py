@@ -52,7 +52,7 @@ def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[int, i
             size -= timeline.size(position, "parameter_bytes")
         for gpu in set(stage.gpus):
             home = timeline.home(position, gpu)
-            away = set(range(timeline.chunks[position])) - home
+            away = timeline.held(position, gpu) - home
             less = sum(timeline.size(position, part, away) for part in sharded)
             constants[gpu] = constants.get(gpu, 0) + size - less
     return constants

@@ -169,7 +169,8 @@ def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
         place, gpus = f"stage {position}", sorted(set(stage.gpus))
         if fold > 1 and together % len(stage.gpus) == 0:
             continue
-        others = len(gpus) % together or (chain.expert > 1 and len(gpus) > together)
+        several = len(gpus) > together and chain.expert > 1
+        others = len(gpus) % together or (several and not chain.knows_experts)
         if len(gpus) < len(stage.gpus) or others:
             yield Violation(
                 "group",
@@ -177,6 +178,20 @@ def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
                 f"it has {len(stage.gpus)} replicas on {len(gpus)} GPUs, and {chain.sharing}",
             )
             continue
+        if several and (stage.shard not in ("none", "optimizer") or stage.shard_copies > 1):
+            yield Violation(
+                "group",
+                place,
+                f"it has {len(gpus)} replicas that share {stage.shared}, and {chain.sharing}: of "
+                "those with the same, all share the optimizer state at most",
+            )
+        if several and (plan.rule.update_every or 0) % len(gpus):
+            yield Violation(
+                "group",
+                place,
+                f"{plan.rule.update_every} micro-batches of an update are no multiple of its "
+                f"{len(gpus)} replicas, some of which have the same experts",
+            )
         parts = plan.pattern.fold
         part_of = {gpu: replica % parts for replica, gpu in enumerate(stage.gpus)}
         for begin in range(0, len(gpus), together):

@@ -161,7 +161,7 @@ class Timeline:
             for first, last in runs
             for layer in range(first, last + 1)
         )
-        whole = self.size(stage, "parameter_bytes")
+        whole = self.size(stage, "parameter_bytes", self.held(stage, gpu))
         if kind != "U" or not whole:
             return once
         # An update of a shard takes its share of the whole.
@@ -194,7 +194,7 @@ class Timeline:
             whole = copied_bytes(self.plan, transfer.source_stage, transfer.stage)
             return -(-whole // self.plan.lanes(transfer))
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
-        return _cut(self.size(transfer.stage, part), transfer.chunk, transfer.chunks)
+        return self.size(transfer.stage, part, [transfer.chunk])
 
     @property
     def weights_of(self) -> Plan:
@@ -202,11 +202,19 @@ class Timeline:
         return self.plan if self.part is None else self.part.of
 
     @cached_property
+    def experts(self) -> tuple[int, ...]:
+        """How many chunks of each stage, the last ones, are those of experts."""
+        return tuple(map(self.weights_of.expert_chunks, range(len(self.plan.stages))))
+
+    @cached_property
     def chunks(self) -> tuple[int, ...]:
         """Into how many chunks the weights of each stage are cut."""
         if self.plan.rule.is_given:
-            return tuple(len(stage.gpus) for stage in self.plan.stages)
-        found = [1] * len(self.plan.stages)
+            return tuple(
+                len(stage.gpus) + experts
+                for stage, experts in zip(self.plan.stages, self.experts, strict=True)
+            )
+        found = [2 * experts or 1 for experts in self.experts]
         for collective in self.weights_of.pattern.collectives:
             found[collective.stage] = len(self.weights_of.stages[collective.stage].gpus)
         for _, item in self.items:
@@ -219,7 +227,12 @@ class Timeline:
         chunks, whole = self.chunks[stage], self.weights_of.stages[stage]
         gpus = whole.gpus
         if whole.shard == "none":
-            return frozenset(range(chunks))
+            return self.held(stage, gpu)
+        if experts := self.experts[stage]:
+            own = experts + whole.places[gpus.index(gpu)]
+            return frozenset(
+                [own, *(c for c in range(experts) if gpus[(stage + c) % experts] == gpu)]
+            )
         if whole.shard_copies == 1:
             return frozenset(c for c in range(chunks) if gpus[(stage + c) % len(gpus)] == gpu)
         size = len(gpus) // whole.shard_copies
@@ -228,14 +241,36 @@ class Timeline:
         own = [one for one in gpus if one in group].index(gpu)
         return frozenset(c for c in range(chunks) if (stage + c - own) % size == 0)
 
+    def held(self, stage: int, gpu: int) -> frozenset[int]:
+        """Return the chunks of a stage that a GPU has: all but those of others' experts."""
+        chunks, experts = self.chunks[stage], self.experts[stage]
+        if not experts:
+            return frozenset(range(chunks))
+        one, among = self.plan.stages[stage], self.plan.chain.expert
+        own = range(one.places[one.gpus.index(gpu)] % among, experts, among)
+        return frozenset([*range(chunks - experts), *(chunks - experts + c for c in own)])
+
     def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:
-        """Return the bytes that chunks of a stage have of a part of its weights; all by default."""
-        first, last = self.plan.stages[stage].layers
-        layers = self.plan.costs.layers[first : last + 1]
-        total = sum(getattr(layer, part) or 0 for layer in layers)
+        """Return the bytes that chunks of a stage have of a part of its weights.
+
+        By default those of all chunks that are not of experts.
+        """
+        total = self._total(stage, part)
         if chunks is None:
             return total
-        return sum(_cut(total, chunk, self.chunks[stage]) for chunk in chunks)
+        common = self.chunks[stage] - self.experts[stage]
+        own = list(chunks)
+        found = sum(_cut(total, chunk, common) for chunk in own if chunk < common)
+        if self.experts[stage]:
+            among = self.plan.chain.expert
+            total, count = self._total(stage, f"expert_{part}"), self.experts[stage] // among
+            found += sum(_cut(total, (c - common) // among, count) for c in own if c >= common)
+        return found
+
+    def _total(self, stage: int, part: str) -> int:
+        """Return what the layers of a stage have of a part, bytes."""
+        first, last = self.plan.stages[stage].layers
+        return sum(getattr(one, part) or 0 for one in self.plan.costs.layers[first : last + 1])
 
     def stages_of(self, item: Item) -> tuple[int, ...]:
         """Return the stages on which the GPUs of an item depend."""

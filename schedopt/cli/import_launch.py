@@ -162,7 +162,9 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
     if launch.shard_copies > 1:
         shared += f" in each of {launch.shard_copies} groups"
     context = f", {launch.context} of them to a sequence" if launch.context > 1 else ""
-    context += ", experts shared by all" if launch.expert > 1 else ""
+    if launch.expert > 1:
+        alike = launch.expert < launch.replicas
+        context += f", experts shared by {f'each {launch.expert}' if alike else 'all'}"
     again = say_recomputed(launch.recomputed_modules)
     typer.echo(
         f"Plan      {TITLES[launch.engine]}: {counted(len(launch.stages), 'stage')} on "

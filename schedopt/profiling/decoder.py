@@ -241,8 +241,20 @@ def _layer(name: str, part: _Part, batch: Batch, rates: Roofline, sent: int) -> 
         parameter_bytes=HALF * common,
         gradient_bytes=GRADIENT * common,
         optimizer_bytes=STATE * common,
+        **_of_experts(parameters - common, batch),
         update_ns=_whole(rates.moving_ns(2 * (HALF + STATE) * parameters)),
     )
+
+
+def _of_experts(parameters: int, batch: Batch) -> dict[str, int]:
+    """Return what the parameters of experts of one of the GPUs that share them take, by field."""
+    if batch.expert == 1:
+        return {}
+    return {
+        "expert_parameter_bytes": HALF * parameters,
+        "expert_gradient_bytes": GRADIENT * parameters,
+        "expert_optimizer_bytes": STATE * parameters,
+    }
 
 
 def _times(part: _Part, batch: Batch, rates: Roofline) -> tuple[Fraction, Fraction, Fraction]:

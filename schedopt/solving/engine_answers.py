@@ -14,6 +14,7 @@ from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import (
     count_operations,
     find_fold,
+    has_expert_copies,
     is_spelled_out,
     lay_out_step,
 )
@@ -27,6 +28,8 @@ QUICK_S: Final = 0.5
 """Steps that are laid out in less are laid out at once."""
 LEAST_MEASURED: Final = 2_000
 """Steps of so many operations or more tell how long others take to be laid out."""
+MOST_SPELLED_OUT: Final = 1_000_000
+"""Of a step that is no fold: what has more operations and transfers is not laid out."""
 HOPE: Final = 500
 """A step that waits may turn out longer by such a part of itself: what is longer is not sought."""
 POLL_S: Final = 0.05
@@ -107,6 +110,11 @@ class EngineAnswers:
         """Whether it takes long to spell out a step on a grid."""
         return OPERATION_S * count_operations(self.problem, grid) > QUICK_S
 
+    def _is_too_long(self, grid: Grid) -> bool:
+        """Whether a step that is no fold for its copies of experts cannot be spelled out."""
+        operations = count_operations(self.problem, grid)
+        return has_expert_copies(self.problem, grid) and operations > MOST_SPELLED_OUT
+
     def is_time(self) -> bool:
         """Whether there is just time for the shortest step that waits to be laid out."""
         left = self.run.remaining()
@@ -137,6 +145,9 @@ class EngineAnswers:
         if self.is_late(least):
             return
         self.seen.add(key)
+        if self._is_too_long(cuts.grid):
+            self.unseen.append(least)
+            return
         if not self.is_long(cuts.grid):
             self._lay_out(cuts, begins, least)
             return

@@ -144,10 +144,15 @@ class _Hops(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """What comes one after the other: hops, and the update of a share of 1 / `shares`; 0: none."""
+    """What comes one after the other: hops, and the update of a share of 1 / `shares`; 0: none.
+
+    The chunks are those of so many replicas, of experts that they all have or of all else.
+    """
 
     hops: tuple[_Hops, ...]
     shares: int
+    replicas: int
+    experts: bool = False
 
 
 class GradientExchange:
@@ -156,7 +161,8 @@ class GradientExchange:
     Around rings of its replicas (Patarasuk and Yuan 2009), each link of which carries all chunks
     but one for gradients, and as many for weights, or for summed gradients. Where g groups have
     copies of the shards of R replicas, a link inside a group carries R - g, and one between groups
-    g - 1 twice. What stages take is the sum of what their parts take, or more.
+    g - 1 twice. Or around rings of replicas that have the same experts. What stages take is the sum
+    of what their parts take, or more.
 
     Parameters
     ----------
@@ -169,8 +175,13 @@ class GradientExchange:
     def __init__(self, problem: Problem, grid: Grid, chain: Chain) -> None:
         self.grid, self._platform = grid, problem.platform
         layers, gpu = chain.layers, problem.platform.gpus[0]
-        self._gradient = np.array(sums(layer.gradient_bytes or 0 for layer in layers))
-        self._parameter = np.array(sums(layer.parameter_bytes or 0 for layer in layers))
+        self._gradient, self._parameter, *of_experts = (
+            np.array(sums(getattr(layer, f"{of}{name}_bytes") or 0 for layer in layers))
+            for of in ("", "expert_")
+            for name in ("gradient", "parameter")
+        )
+        self._expert_gradient, self._expert_parameter = of_experts
+        self._among = chain.expert
         self._update = np.array(sums(gpu.duration_ns(layer.update_ns or 0) for layer in layers))
         kinds = [self._kind_of(rank) for rank in range(grid.ranks)]
         self._kinds = [*dict.fromkeys(kinds)]
@@ -181,17 +192,27 @@ class GradientExchange:
         grid = self.grid
         replicas, shared = grid.replicas, grid.shard != "none"
         if replicas == 1:
-            return _Exchange((), 1)
+            return _Exchange((), 1, 1)
         ring = self._ring(rank)
         if grid.copies == 1:
             # Links carry other chunks of a stage, or of other stages, while some are updated.
             hidden = grid.chunks > 1 or (shared and ring.leaves)
             most = replicas - 1
             shares = 0 if hidden else (replicas if shared else 1)
-            return _Exchange((_Hops(ring, most, most),), shares)
+            common = _Exchange((_Hops(ring, most, most),), shares, replicas)
+            return max([common, *self._of_experts(rank)], key=self._whole_ns)
         most = replicas - grid.copies
-        inside = _Exchange((_Hops(ring, most, most),), 0)
+        inside = _Exchange((_Hops(ring, most, most),), 0, replicas)
         return max([inside, *self._between(rank)], key=self._whole_ns)
+
+    def _of_experts(self, rank: int) -> Iterator[_Exchange]:
+        """Yield what goes around a ring of replicas that have the same experts, if any do."""
+        several = self.grid.replicas // self._among
+        if self._among > 1 and several > 1:
+            starts = range(0, self.grid.replicas - self._among, self._among)
+            links = [self._hop(rank, begin, self._among) for begin in starts]
+            link = next((one for one in links if one.leaves), links[0])
+            yield _Exchange((_Hops(link, several - 1, several - 1),), 0, several, experts=True)
 
     def _between(self, rank: int) -> Iterator[_Exchange]:
         """Yield what comes one after the other on a link between groups, and around it.
@@ -205,7 +226,7 @@ class GradientExchange:
         begin = next((one for one in starts if self._hop(rank, one, size).leaves), 0)
         beyond = _Hops(self._hop(rank, begin, size), 2 * (grid.copies - 1), 0)
         if grid.chunks > 1:
-            yield _Exchange((beyond,), 0)
+            yield _Exchange((beyond,), 0, grid.replicas)
             return
         ring, behind = self._ring(rank, begin), self._ring(rank, begin + size)
         around = size + grid.copies - 2
@@ -213,10 +234,10 @@ class GradientExchange:
         last = _Hops(behind, 0, 0 if behind.leaves else around)
         # One of the homes has the largest share, if it is known what comes to it.
         alike = len({self._hop(rank, begin + home, size) for home in range(size)}) == 1
-        yield _Exchange((first, beyond, last), size if alike else 0)
+        yield _Exchange((first, beyond, last), size if alike else 0, grid.replicas)
         if alike:
             every = _Hops(behind, 0, grid.replicas - grid.copies)
-            yield _Exchange((first, beyond, every), 0)
+            yield _Exchange((first, beyond, every), 0, grid.replicas)
 
     def _hop(self, rank: int, replica: int, distance: int) -> _RingLink:
         """Return the link from a replica of a rank to the one so far behind it."""
@@ -268,20 +289,23 @@ class GradientExchange:
         self, kind: _Exchange, begin: Numbers, end: Numbers, *, latency: int = 1
     ) -> Array:
         """Return how long it takes, ns; `latency` 0 leaves that of the links out."""
-        gradient = self._gradient[end] - self._gradient[begin]
+        gradients, parameters = self._gradient, self._parameter
+        if kind.experts:
+            gradients, parameters = self._expert_gradient, self._expert_parameter
+        gradient = gradients[end] - gradients[begin]
         made = gradient
         if self.grid.shard != "none":
-            made = self._parameter[end] - self._parameter[begin]
+            made = parameters[end] - parameters[begin]
         update = self._update[end] - self._update[begin]
         found: Array = np.asarray(update // kind.shares if kind.shares else 0 * update)
-        for link, gradients, others in kind.hops:
-            found = found + gradients * self._chunk_ns(gradient, link, latency)
-            found = found + others * self._chunk_ns(made, link, latency)
+        for link, forth, others in kind.hops:
+            found = found + forth * self._chunk_ns(gradient // kind.replicas, link, latency)
+            found = found + others * self._chunk_ns(made // kind.replicas, link, latency)
         return found
 
     def _chunk_ns(self, size: Array, ring: _RingLink, latency: int) -> Array:
-        """Return how long a link carries a chunk of what has a size, bytes."""
-        link, chunk = ring.link, ring.lanes * (size // self.grid.replicas)
+        """Return how long a link carries a chunk of a size, bytes."""
+        link, chunk = ring.link, ring.lanes * size
         if link is None:
             return np.zeros_like(chunk)
         # In two parts, so that nothing overflows.

@@ -102,8 +102,9 @@ class EngineCuts:
 
     def _state_bytes(self, layer: Layer) -> int:
         """Return what a layer holds all the time, or less."""
-        optimizer = layer.optimizer_bytes or 0
+        optimizer, experts = layer.optimizer_bytes or 0, layer.expert_optimizer_bytes or 0
         shared = optimizer - optimizer // self.grid.group
+        shared += experts - experts // max(1, self.grid.replicas // self.chain.expert)
         return layer.weight_bytes - (shared if self.grid.shard != "none" else 0)
 
     @property

@@ -178,6 +178,8 @@ def _levels(problem: Problem, replicas: int, chunks: int) -> tuple[Shard, ...]:
         return ("none",)
     if problem.chain.together > 1 and problem.scope.engine == "torchtitan":
         return ("optimizer",)
+    if 1 < problem.chain.expert < replicas:
+        return ("none", "optimizer")
     chains = (problem.in_group(tensor) for tensor in problem.degrees)
     if chunks > 1 or any(
         (layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) or _is_hardly_shared(layer)

@@ -74,10 +74,15 @@ def is_spelled_out(problem: Problem, grid: Grid) -> bool:
     return count_operations(problem, grid) <= MOST_OPERATIONS or find_fold(problem, grid) == 1
 
 
+def has_expert_copies(problem: Problem, grid: Grid) -> bool:
+    """Whether some replicas of a stage have the same experts, which a fold does not say."""
+    return 1 < problem.chain.expert < grid.replicas
+
+
 def find_fold(problem: Problem, grid: Grid) -> int:
     """Return of how many parts with nodes of their own a step is a fold at most; 1: it is none."""
     network, own = problem.platform.network, 1
-    if not problem.is_training_step:
+    if not problem.is_training_step or has_expert_copies(problem, grid):
         return 1
     if network is not None:
         sizes = {node.gpus for node in network.nodes if node.gpus}

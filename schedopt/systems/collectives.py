@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, repeat
 from typing import Final, Literal
 
@@ -64,18 +64,15 @@ def reduce_scatter(
     R replicas cut the gradient into R chunks. Each chunk goes round once, from the replica behind
     its home to its home, and each replica adds its own: R - 1 hops of 1 / R of the gradient
     (Patarasuk and Yuan 2009). Of groups of replicas with copies of the shards each does so by
-    itself, with all chunks.
+    itself, with all chunks; replicas that have the same experts do so with the chunks of these.
 
     `micro_batch` is the first of the mini-batch, on replica 0, and `before` what a replica has done
     when its own gradient is whole. Return the last hop of each chunk, group by group; none where
     there is one replica.
     """
-    own = scheduler.stages[stage]
     last = []
-    for group in own.shard_groups:
-        for chunk in range(len(own.gpus)):
-            row = _round(group, stage + chunk + 1)
-            last += _pass_on(scheduler, stage, micro_batch, chunk, row, before)
+    for chunk, row in _rounds(scheduler, stage, behind=1):
+        last += _pass_on(scheduler, stage, micro_batch, chunk, row, before)
     return last
 
 
@@ -103,6 +100,24 @@ def add_copies_up(
     return came
 
 
+def _rounds(
+    scheduler: ListScheduler, stage: int, *, behind: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield each chunk of a stage with the replicas of each group in the order of `_round`.
+
+    From its home on, or from the replica `behind` it. Behind the others those of experts, each with
+    the replicas that have the same ones.
+    """
+    own = scheduler.stages[stage]
+    for group in own.shard_groups:
+        for chunk in range(len(own.gpus)):
+            yield chunk, _round(group, stage + chunk + behind)
+    among = scheduler.problem.chain.expert
+    for place in range(scheduler.expert_chunks(stage)):
+        row = own.in_a_row[place % among :: among]
+        yield len(own.gpus) + place, _round(row, place // among + behind)
+
+
 def _round(group: Sequence[int], first: int) -> list[int]:
     """Return the replicas of a group in the order in which a chunk goes round, from one on."""
     return [group[(first + number) % len(group)] for number in range(len(group))]
@@ -121,7 +136,7 @@ def _pass_on(
     Return the last hop; none where there is one replica.
     """
     last: list[Transfer] = []
-    part = chunk, len(scheduler.stages[stage].gpus)
+    part = chunk, len(scheduler.stages[stage].gpus) + scheduler.expert_chunks(stage)
     for ends in pairwise(row):
         item = hop("weight_gradient", stage, micro_batch, ends, part, "reduce")
         scheduler.send(item, after=[*before(ends[0]), *last], priority=BEHIND)
@@ -140,7 +155,7 @@ def _copy_on(
 ) -> list[Transfer]:
     """Send a chunk along a row of replicas; return all hops."""
     made: list[Transfer] = []
-    part = chunk, len(scheduler.stages[stage].gpus)
+    part = chunk, len(scheduler.stages[stage].gpus) + scheduler.expert_chunks(stage)
     for ends in pairwise(row):
         item = hop(tensor, stage, micro_batch, ends, part)
         scheduler.send(item, after=made[-1:] or [*before], priority=BEHIND)
@@ -160,13 +175,10 @@ def all_gather(
     From its home in each group, where there are several. `before` is what must have happened before
     a replica sends what is at home there.
     """
-    own = scheduler.stages[stage]
     every = []
-    for group in own.shard_groups:
-        for chunk in range(len(own.gpus)):
-            row = _round(group, stage + chunk)
-            after = before(row[0])
-            every += _copy_on(scheduler, stage, micro_batch, chunk, row, after, tensor)
+    for chunk, row in _rounds(scheduler, stage, behind=0):
+        after = before(row[0])
+        every += _copy_on(scheduler, stage, micro_batch, chunk, row, after, tensor)
     return every
 
 
@@ -181,7 +193,7 @@ def all_reduce(
     added = reduce_scatter(scheduler, stage, micro_batch, before)
 
     def at_home(replica: int) -> list[Name | Transfer]:
-        # One chunk is at home on each.
+        # What is at home there.
         return [*(item for item in added if item.target == replica), *before(replica)]
 
     gathered = all_gather(scheduler, stage, micro_batch, at_home, "weight_gradient")

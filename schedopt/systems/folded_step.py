@@ -73,6 +73,12 @@ def folded_step(
                 field="fold",
                 way_out="Take fewer parts, or no fold",
             )
+        if 1 < config.chain.expert < len(stage.gpus):
+            raise InputError(
+                f"it has {len(stage.gpus)}, some of which have the same experts",
+                field=f"stages[{number}].gpus",
+                way_out=f"Take {config.chain.expert} replicas, or no fold",
+            )
         if stage.shard not in ("none", "optimizer"):
             raise InputError(
                 f"{stage.shard} is sharded, whose transfers in the step a fold does not say",

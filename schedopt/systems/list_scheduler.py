@@ -73,6 +73,10 @@ class ListScheduler:
         """The chain with the figures of each layer in its stage."""
         return self._timeline.plan.costs
 
+    def expert_chunks(self, stage: int) -> int:
+        """Return how many chunks of a stage are those of experts: see `Plan`."""
+        return self._timeline.owners.experts[stage]
+
     def plan(self, pattern: Pattern, scope: Scope | None = None) -> Plan:
         """Return the plan of a pattern, in the scope of the problem if no other is given."""
         problem = self.problem

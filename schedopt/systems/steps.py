@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from schedopt.chain import Chain, Layer
+from schedopt.chain import EXPERT_BYTES, STATE_BYTES, Chain, Layer
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
@@ -62,6 +63,5 @@ def published_step(name: str, chain: Chain, platform: Platform, microbatches: in
 
 def without_updates(layer: Layer) -> Layer:
     """Return a layer of which no part of the weights is known, so that no update is laid out."""
-    return replace(
-        layer, parameter_bytes=None, gradient_bytes=None, optimizer_bytes=None, update_ns=None
-    )
+    absent: dict[str, Any] = dict.fromkeys((*STATE_BYTES, *EXPERT_BYTES))
+    return replace(layer, update_ns=None, **absent)

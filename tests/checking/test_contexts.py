@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda plan: on(plan, (0, 1, 2, 3), (4, 6, 5, 7)),
         "micro-batches 0, 1 run together in stage 0, and micro-batches 0, 2 here",
     ),
-    "more replicas than share experts": (
+    "more replicas than share experts of no size": (
         lambda plan: replace(plan, chain=replace(plan.chain, expert=2)),
         "it has 4 replicas on 4 GPUs, and 2 GPUs share the experts of a layer",
     ),

@@ -173,9 +173,11 @@ def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int, int], sampl
 
 
 @trials(30)
-@given(grids())
-def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
+@given(grids(), st.data())
+def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int], data: st.DataObject) -> None:
     grid, count, context = drawn
+    sizes = [n for n in range(context, grid.replicas + 1, context) if grid.replicas % n == 0]
+    expert = data.draw(st.sampled_from(sizes))
     plan = grid_plan(
         "megatron",
         grid,
@@ -183,7 +185,7 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
         blocks=8,
         count=count * grid.replicas,
         context=context,
-        expert=grid.replicas,
+        expert=expert,
     )
     found = megatron_arguments.parse(exported(plan))
     state = load("megatron.core.parallel_state")
@@ -209,16 +211,33 @@ def test_its_groups_have_our_gpus(drawn: tuple[Grid, int, int]) -> None:
         for n in range(grid.tensor)
     }
     assert sorted(map(tuple, ranks.get_ranks("cp"))) == sorted(shared)
-    # All replicas share the experts of a layer, each what the groups of tensors cut.
+    # Rows of replicas share the experts of a layer, each what the groups of tensors cut.
     own = state.RankGenerator(
         tp=grid.tensor,
         ep=found["expert_model_parallel_size"],
-        dp=1,
+        dp=grid.replicas // expert,
         pp=found["pipeline_model_parallel_size"],
         cp=1,
         order="tp-cp-ep-dp-pp",
     )
-    assert sorted(own.get_ranks("ep")) == sorted(parts)
+    rows = {
+        tuple(one.gpu(i) + n for i in one.mates(j, expert))
+        for one in stages
+        for j in range(grid.replicas)
+        for n in range(grid.tensor)
+    }
+    assert sorted(map(tuple, own.get_ranks("ep"))) == sorted(rows)
+    alike = {row[place::expert] for row in map(tuple, parts) for place in range(expert)}
+    assert {*map(tuple, own.get_ranks("dp"))} == alike
+    # Between these the gradients of experts go.
+    for item in plan.pattern.transfers if expert > 1 else ():
+        if item.moves_weights and item.chunk >= grid.replicas:
+            gpus = plan.stages[item.stage].gpus
+            ends = {
+                gpus[(item.shift + (end or 0)) % grid.replicas]
+                for end in (item.source, item.target)
+            }
+            assert any(ends <= {*group} for group in alike)
     lines = [
         [one.gpus[replica] + n for one in stages]
         for replica in range(grid.replicas)

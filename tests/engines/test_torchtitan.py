@@ -81,7 +81,8 @@ def grids(draw: st.DrawFn) -> tuple[Grid, int, int, int]:
     replicas = context * draw(st.integers(1, 3))
     shards: tuple[Shard, ...] = ("none", "optimizer") if replicas > 1 else ("none",)
     tensor = draw(st.integers(1, 2))
-    expert = draw(st.sampled_from([1, replicas])) if tensor == 1 else 1
+    rows = [n for n in range(context, replicas + 1, context) if replicas % n == 0]
+    expert = draw(st.sampled_from([1, *rows])) if tensor == 1 else 1
     if max(context, expert) > 1:
         shards = ("optimizer",)
     grid = Grid(
@@ -149,6 +150,10 @@ def assert_meshes(parallel: Any, plan: Plan, grid: Grid) -> None:
         full = load("torchtitan.distributed.full_dtensor")
         mesh, dims = full.resolve_fsdp_mesh(parallel)
         assert mesh[dims.shard].mesh.flatten().tolist() == list(first.gpus)
+        among = plan.chain.expert
+        alike = parallel.get_optional_mesh("efsdp") if among > 1 else None
+        if alike is not None:
+            assert alike.mesh.flatten().tolist() == list(first.gpus[::among])
 
 
 @pytest.mark.parametrize("context", [1, 2])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, solve
+from schedopt.chain import EXPERT_BYTES
 from schedopt.engine import Engine
 from schedopt.exporting import find_target
 from schedopt.problem import training_step
@@ -61,9 +62,16 @@ def grid_plan(
     """Return a training step on a grid, of a transformer whose stages begin at these layers.
 
     So many micro-batches count parts of sequences, if GPUs share them. So many groups of replicas
-    have copies of what they share.
+    have copies of what they share. Each GPU has 24 bytes of experts of a layer, if GPUs share them.
     """
-    chain = replace(transformer(blocks), samples=samples, context=context, expert=expert)
+    chain = transformer(blocks)
+    if expert > 1:
+        experts: dict[str, Any] = dict.fromkeys(EXPERT_BYTES, 8)
+        layers = (
+            replace(one, weight_bytes=one.weight_bytes + 24, **experts) for one in chain.layers
+        )
+        chain = replace(chain, layers=tuple(layers), expert=expert)
+    chain = replace(chain, samples=samples, context=context)
     scope = Scope(
         allocation="general",
         max_k=None,

@@ -55,9 +55,11 @@ mappings = st.dictionaries(texts, plain, max_size=3)
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Layer:
+def layers(draw: st.DrawFn, *, experts: bool = False) -> Layer:
     parts = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     found: dict[str, int | None] = {name: draw(st.none() | sizes) for name in parts}
+    if experts and draw(st.booleans()):
+        found |= {f"expert_{name}": draw(sizes) for name in parts}
     weights = sum(part or 0 for part in found.values())
     for name in ("saved_bytes", "saved_input_bytes", "workspace_bytes"):
         found[name] = draw(st.none() | sizes)
@@ -88,7 +90,9 @@ recipes = st.builds(
 
 @st.composite
 def chains(draw: st.DrawFn, *, complete: bool = False) -> Chain:
-    one = layers().map(_complete) if complete else layers()
+    expert = draw(st.integers(1, 3))
+    one = layers(experts=expert > 1)
+    one = one.map(_complete) if complete else one
     found = draw(st.lists(one, min_size=1, max_size=4))
     order = draw(st.permutations(range(len(found))))
     cut = draw(st.integers(0, len(found)))
@@ -97,6 +101,7 @@ def chains(draw: st.DrawFn, *, complete: bool = False) -> Chain:
         layers=tuple(found),
         name=draw(texts),
         input_bytes=draw(sizes),
+        expert=expert,
         same_gpu=tuple(group for group in groups if len(group) > 1 and draw(st.booleans())),
         recipe=draw(st.none() | recipes),
         provenance=draw(mappings),

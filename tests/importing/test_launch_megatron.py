@@ -250,25 +250,22 @@ def test_gpus_that_share_experts(tmp_path: Path) -> None:
     assert check(found.result) == ()
     assert_refused(
         lambda: megatron(tmp_path, text, 32, of=of),
-        "replicas",
-        "4 GPUs share the experts of a layer, and a stage has 8 replicas",
-        "Import it for the GPUs of 4 replicas, without the sums between others; or let all",
-        source=tmp_path / "run.sh",
+        "layers",
+        "4 GPUs share the experts of a layer, and a stage has 8 replicas, some of which have",
+        "expert_parameter_bytes",
     )
     # Megatron-LM lets fewer GPUs share experts than share a sequence, which no chain has.
     fewer = text.replace("--context-parallel-size 2", "--context-parallel-size 8")
     assert_refused(
         lambda: megatron(tmp_path, fewer, 32, of=of),
-        "replicas",
-        "4 GPUs share the experts of a layer, and a stage has 8 replicas",
-        "Let all 8 replicas share the experts, as far as these go round",
-        source=tmp_path / "run.sh",
+        "variants",
+        "2 GPUs to a sequence, and 8 by the file",
     )
     groups = f"{text} --num-distributed-optimizer-instances 2"
     assert_refused(
         lambda: megatron(tmp_path, groups, 16, of=of),
         "replicas",
-        "4 GPUs share the experts of a layer, and a stage has 4 replicas in 2 groups",
+        "and a stage has 4 replicas that share optimizer in 2 groups: of those with the same",
         source=tmp_path / "run.sh",
     )
 

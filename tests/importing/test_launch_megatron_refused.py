@@ -132,7 +132,7 @@ def test_more_gpus_to_the_experts_than_replicas_are_refused(tmp_path: Path) -> N
         lambda: megatron(tmp_path, f"{P4} --expert-model-parallel-size 2"),
         "replicas",
         "2 GPUs share the experts of a layer, and a stage has 1 replica",
-        "Name the GPUs of 2 replicas, or let fewer share the experts",
+        "Name the GPUs of 2 replicas or a multiple, or let fewer share the experts",
         source=tmp_path / "run.sh",
     )
 

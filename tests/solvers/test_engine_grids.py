@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -73,12 +73,30 @@ def trained(draw: st.DrawFn, *, most: int = 3) -> tuple[Chain, tuple[Variant, ..
 
 
 def shared_by(
-    context: int, expert: int, chain: Chain, variants: tuple[Variant, ...]
+    context: int,
+    expert: int,
+    chain: Chain,
+    variants: tuple[Variant, ...],
+    experts: Sequence[tuple[int, int]] = (),
 ) -> tuple[Chain, tuple[Variant, ...]]:
-    """Return chains as they are on one of the GPUs that share each sequence, and the experts."""
+    """Return chains as they are on one of the GPUs that share each sequence, and the experts.
+
+    `experts` has for each layer the bytes of parameters, and of optimizer states.
+    """
 
     def on_one(chain: Chain) -> Chain:
-        return replace(chain, context=context, expert=expert)
+        layers = [
+            replace(
+                layer,
+                weight_bytes=layer.weight_bytes + 2 * weight + optimizer,
+                expert_parameter_bytes=weight,
+                expert_gradient_bytes=weight,
+                expert_optimizer_bytes=optimizer,
+            )
+            for layer, (weight, optimizer) in zip(chain.layers, experts, strict=bool(experts))
+        ]
+        layers = layers or [*chain.layers]
+        return replace(chain, layers=tuple(layers), context=context, expert=expert)
 
     return on_one(chain), tuple(replace(one, chain=on_one(one.chain)) for one in variants)
 
@@ -129,7 +147,10 @@ def steps(draw: st.DrawFn, engine: Engine | None = None) -> Problem:
         shards: list[Shard] = ["none", "optimizer"]
         scope = replace(scope, shard=draw(st.sampled_from(shards)))
         context, expert = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2)]))
-        together, others = shared_by(context, expert, chain, variants)
+        experts: list[tuple[int, int]] = []
+        if expert > 1 and draw(st.booleans()):
+            experts = [draw(st.tuples(SMALL, SMALL)) for _ in chain.layers]
+        together, others = shared_by(context, expert, chain, variants, experts)
         if can_share(together, platform, scope):
             chain, variants = together, others
     assert scope.engine is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from schedopt.bench.layouts.shapes import SHAPES, find_attention, longest
 from schedopt.bench.published.tables import Line, Tables
-from schedopt.chain import Chain
+from schedopt.chain import EXPERT_BYTES, Chain
 from schedopt.errors import InputError
 from schedopt.formats.presets import GPUS, LATENCY_NS, PRESETS
 from schedopt.megatron_layout import LayoutChunk, read_layout
@@ -214,7 +214,10 @@ def _chain(line: Line, read: Sequence[LayoutChunk], gpu: str) -> Chain | None:
         expert=USUAL_EXPERT if line["ep"] is None and experts else _degree(line, "ep"),
     )
     # One pipeline stands for all, also where their GPUs share sequences or experts.
-    return replace(make_chain(decoder, batch, find_rates(gpu, "half")), context=1, expert=1)
+    found = make_chain(decoder, batch, find_rates(gpu, "half"))
+    absent: dict[str, Any] = dict.fromkeys(EXPERT_BYTES)
+    layers = tuple(replace(layer, **absent) for layer in found.layers)
+    return replace(found, layers=layers, context=1, expert=1)
 
 
 def _experts(moe: object) -> tuple[Experts | None, int]:

@@ -26,7 +26,7 @@ class Launch:
     context : int
         c, the GPUs that share each sequence, which are c replicas of a rank in a row.
     expert : int
-        e, the GPUs that share the experts of a layer, which are all replicas of a rank.
+        e, the GPUs that share the experts of a layer, which are e replicas of a rank in a row.
     samples : int
         Of a micro-batch.
     microbatches : int

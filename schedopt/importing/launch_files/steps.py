@@ -20,7 +20,7 @@ from schedopt.profile import Profile, say_measured
 from schedopt.result import Result
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import is_spelled_out, lay_out_step
+from schedopt.solving.engine_layout import has_expert_copies, is_spelled_out, lay_out_step
 from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig
@@ -79,26 +79,45 @@ def lay_out(launch: Launch, profile: Profile, platform: Platform) -> Result:
 
 
 def _check_experts(launch: Launch) -> None:
-    """Require that all replicas of a stage share the experts of its layers, or none do."""
+    """Require that rows of replicas share the experts of a layer, as plans have it."""
     expert, replicas, copies = launch.expert, launch.replicas, launch.shard_copies
     if expert == 1 or (expert == replicas and copies == 1):
         return
-    if replicas < expert:
+    has = _say_experts(launch)
+    if replicas % expert:
         raise InputError(
-            f"{expert} GPUs share the experts of a layer, and a stage has "
-            f"{counted(replicas, 'replica')}",
+            has,
             field="replicas",
-            way_out=f"Name the GPUs of {expert} replicas, or let fewer share the experts",
+            way_out=f"Name the GPUs of {expert} replicas or a multiple, or let fewer share the "
+            "experts",
         )
-    larger = f"let all {replicas} replicas share the experts, as far as these go round"
-    fewer = f"Import it for the GPUs of {expert} replicas, without the sums between others"
-    raise InputError(
-        f"{expert} GPUs share the experts of a layer, and a stage has {replicas} replicas"
-        f"{f' in {copies} groups' if copies > 1 else ''}: plans have none whose experts are the "
-        "same, nor add the gradients of these up",
-        field="replicas",
-        way_out=f"{fewer}; or {larger}" if expert % launch.context == 0 else larger.capitalize(),
-    )
+    if copies > 1 or launch.shard in ("gradient", "parameter"):
+        groups = f" in {copies} groups" if copies > 1 else ""
+        raise InputError(
+            f"{has} that share {launch.shard}{groups}: of those with the same experts, plans have "
+            "all share the optimizer state at most",
+            field="replicas",
+            way_out="Import it with the optimizer state shared among all replicas, or with as many "
+            "replicas as share the experts",
+        )
+
+
+def _check_known_experts(launch: Launch, chain: Chain) -> None:
+    """Require that a chain says what experts take of which several replicas have the same."""
+    if launch.expert < launch.replicas and chain.expert > 1 and not chain.knows_experts:
+        raise InputError(
+            f"{_say_experts(launch)}, some of which have the same: the chain does not say what "
+            "experts take",
+            field="layers",
+            way_out="Give expert_parameter_bytes, expert_gradient_bytes and expert_optimizer_bytes "
+            "of each layer, as a profile of a shape does, or import it for the GPUs of "
+            f"{launch.expert} replicas, without the sums between others",
+        )
+
+
+def _say_experts(launch: Launch) -> str:
+    replicas = counted(launch.replicas, "replica")
+    return f"{launch.expert} GPUs share the experts of a layer, and a stage has {replicas}"
 
 
 def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
@@ -132,6 +151,7 @@ def _problem(launch: Launch, profile: Profile, platform: Platform) -> Problem:
                 way_out=f"Profile the model with {counted(asked, 'GPU')} to {what}, and say so in "
                 f"each chain ({name}: {asked})",
             )
+    _check_known_experts(launch, chain)
     why, _ = why_not_together(
         chain, launch.engine, shared=launch.shard != "none", tensor=launch.tensor
     )
@@ -214,6 +234,7 @@ def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
         replicas=launch.replicas,
         tensor=launch.tensor,
         shard=launch.shard,
+        copies=launch.shard_copies,
         redone=max(map(len, launch.recompute), default=0),
     )
     stages = [
@@ -231,7 +252,7 @@ def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
     ]
     if launch.rows is None:
         folded = not is_spelled_out(problem, grid)
-        if launch.shard_copies > 1:
+        if has_expert_copies(problem, grid):
             _check_size(launch, len(stages))
             folded = False
         return lay_out_step(problem, grid, stages, folded=folded)
@@ -320,6 +341,8 @@ def _check_size(launch: Launch, units: int) -> None:
     rounds = 1 if launch.shard == "optimizer" else reads * launch.microbatches
     copies, size = launch.shard_copies, launch.replicas // launch.shard_copies
     within, between = launch.replicas**2 * (size - 1) // size, 2 * launch.replicas * (copies - 1)
+    if launch.expert > 1:
+        between += 2 * launch.replicas * (launch.replicas // launch.expert - 1)
     sent = units * (within * (rounds + 1) + between)
     if sent > MOST_TRANSFERS:
         raise InputError(

@@ -110,6 +110,8 @@ class Costs(NamedTuple):
         How many GPUs of a tensor group share a network card, at least on some card.
     forward, backward, update, weight, gradient, parameter, optimizer, saved : (T, L + 1) array
         Sums over the layers before each cut.
+    expert_gradient, expert_parameter, expert_optimizer : (T, L + 1) array
+        The same of the experts that one GPU has, if the chain says it.
     received, workspace : (T, L) array
         Of each layer: what a stage that begins there keeps of its input, and workspace.
     trip, far : (T, T, L + 1) array
@@ -134,6 +136,8 @@ class Costs(NamedTuple):
     copies : (C, 3) array
         Of each two layers with copies of the same weights: both, and how long the gradient of one
         takes to the other at least, if that lies in another stage.
+    among : int
+        How many GPUs share the experts of a layer.
     """
 
     tensor: Array
@@ -145,6 +149,9 @@ class Costs(NamedTuple):
     gradient: Array
     parameter: Array
     optimizer: Array
+    expert_gradient: Array
+    expert_parameter: Array
+    expert_optimizer: Array
     saved: Array
     received: Array
     workspace: Array
@@ -163,6 +170,7 @@ class Costs(NamedTuple):
     tail: Array
     rest: Array
     copies: Array
+    among: int
 
 
 class Machine(NamedTuple):

@@ -112,16 +112,44 @@ def collective_ns(
     back, lanes = replicas - 1 if far else 0, costs.lanes[group]
     sent = costs.gradient[group, end] - costs.gradient[group, first]
     gradient = ring_ns(machine, lanes, sent, replicas, far, least)
+    owned = costs.expert_parameter[group, end] - costs.expert_parameter[group, first]
+    if not least:
+        gradient += expert_ns(costs, machine, group, first, end, replicas, shard, far)
     if not shard % WAITING:
         return int(gradient + ring_ns(machine, lanes, sent, replicas, back, least) + update)
     held = costs.parameter[group, end] - costs.parameter[group, first]
     weights = ring_ns(machine, lanes, held, replicas, back, least)
-    if least and far:
-        # Links carry some chunks while others are updated.
+    if least and (far or owned):
+        # Links carry some chunks while others are updated; and some have less of the experts.
         return int(gradient + weights)
     if least:
         return int(gradient + weights + least_share_ns(update, held, replicas))
     return int(gradient + weights + most_share_ns(update, held, replicas))
+
+
+@njit_kernel
+def expert_ns(
+    costs: Costs,
+    machine: Machine,
+    group: int,
+    first: int,
+    end: int,
+    replicas: int,
+    shard: int,
+    far: int,
+) -> int:
+    """Return how long gradients and weights of experts take around those that have the same."""
+    several = replicas // costs.among
+    if costs.among == 1 or several < 2:
+        return 0
+    row = costs.expert_parameter if shard % WAITING else costs.expert_gradient
+    sent = costs.expert_gradient[group, end] - costs.expert_gradient[group, first]
+    made, back, lanes = row[group, end] - row[group, first], 0, costs.lanes[group]
+    if far:
+        back = several - 1
+    return ring_ns(machine, lanes, sent, several, back, False) + ring_ns(
+        machine, lanes, made, several, back, False
+    )
 
 
 @njit_kernel
@@ -198,6 +226,8 @@ def spare_bytes(
     if shard:
         optimizer = costs.optimizer[group, end] - costs.optimizer[group, first]
         fixed -= optimizer - -(-optimizer // replicas)
+        experts = costs.expert_optimizer[group, end] - costs.expert_optimizer[group, first]
+        fixed -= experts - -(-experts // max(1, replicas // costs.among))
     return int(room - fixed)
 
 

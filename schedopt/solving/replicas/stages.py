@@ -109,7 +109,9 @@ def _counts(problem: Problem, machine: Machine, fold: int, tensor: int) -> Itera
         own, rest = divmod(count, fold)
         whole = not (fold > 1 and several) or own * tensor % machine.node == 0
         shared = own % machine.together == 0
-        if not rest and whole and shared and count * tensor <= machine.gpus:
+        # A fold does not say which experts replicas have.
+        alike = fold > 1 and 1 < problem.chain.expert < count
+        if not rest and whole and shared and not alike and count * tensor <= machine.gpus:
             yield count
 
 
@@ -122,6 +124,8 @@ def _levels(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     most = SHARDS.index(problem.scope.shard)
     if most == 0 or replicas == 1 or replicas in problem.uneven_counts:
         return (0,)
+    if 1 < problem.chain.expert < replicas:
+        most = min(most, LAYERED - 1)
     layers = problem.in_group(tensor).layers
     more = any((layer.parameter_bytes or 0) > (layer.gradient_bytes or 0) for layer in layers)
     found = [0, 1] if more else [1]
@@ -165,6 +169,7 @@ def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], co
         tail=_sums(backward.min(axis=0)),
         rest=np.zeros_like(rows["backward"]),
         copies=least_copy_trips(problem, machine, degrees),
+        among=problem.chain.expert,
         **rows,
     )
 
@@ -265,6 +270,10 @@ def _read_sums(problem: Problem, machine: Machine, tensor: int) -> dict[str, Arr
         "gradient": _sums(layer.gradient_bytes or 0 for layer in layers),
         "parameter": _sums(layer.parameter_bytes or 0 for layer in layers),
         "optimizer": _sums(layer.optimizer_bytes or 0 for layer in layers),
+        **{
+            name: _sums(getattr(layer, f"{name}_bytes") or 0 for layer in layers)
+            for name in ("expert_gradient", "expert_parameter", "expert_optimizer")
+        },
         "saved": _sums(saved),
         "received": np.array([layer.saved_input_bytes or 0 for layer in layers], dtype=np.int64),
         "workspace": np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64),
