@@ -39,7 +39,7 @@ MOST_PLACES: Final = 3000
 FIRST_LIMIT_S: Final = 0.4
 LAST_LIMIT_S: Final = 6.0
 """Time limits of a query: at first, and when all that was quick is answered."""
-PACK_S: Final = 1.0
+PACK_S: Final = 2.0
 """Time limit at first of a period that is packed."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much longer a period is than the bound that is packed first."""
