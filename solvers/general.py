@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, cycle, zip_longest
 
 from schedopt.errors import InputError
+from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
 from schedopt.solvers.relaxation import relaxed_allocations
 from schedopt.solving.requirements import is_contiguous, refuse_unsupported
@@ -54,7 +55,7 @@ def solve(problem: Problem, run: Run) -> None:
         known.insert(0 if contiguous is None else len(known), best.stages)
     order = cycle([*known, *([None] * max(1, len(known)))])
     recent = _Recent(run)
-    with _bounds_meanwhile(problem, run, recent) as (relaxed, prover):
+    with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, prover):
         if not is_compiled(run):
             return
 

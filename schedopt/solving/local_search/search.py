@@ -172,13 +172,18 @@ class LocalSearch:
     workers : int
         Annealings at a time.
     params : LocalSearchParams
+
+    Raises
+    ------
+    Stopped
+        If the run is stopped before all pairs of many GPUs were looked at.
     """
 
     def __init__(
         self, problem: Problem, run: Run, workers: int, params: LocalSearchParams = DEFAULTS
     ) -> None:
         self.problem, self.run, self.params = problem, run, params
-        self.tables = make_tables(problem)
+        self.tables = make_tables(problem, run.stopped)
         self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
         self.elite = new_state(self.tables, self.most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -10,8 +11,10 @@ import numpy.typing as npt
 
 from schedopt.account.timeline import layer_ns
 from schedopt.bounds.recomputation import input_bytes
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.network import Link, Resource
 from schedopt.plan import Kind
+from schedopt.platform import Platform
 from schedopt.problem import Problem
 
 Ints = npt.NDArray[np.int64]
@@ -89,8 +92,14 @@ class Tables(NamedTuple):
     sparing: float
 
 
-def make_tables(problem: Problem) -> Tables:
-    """Return a problem as arrays."""
+def make_tables(problem: Problem, stopped: Callable[[], bool] = never_stop) -> Tables:
+    """Return a problem as arrays.
+
+    Raises
+    ------
+    Stopped
+        If `stopped` says so before all pairs of GPUs on several nodes were looked at.
+    """
     chain, platform, scope = problem.chain, problem.platform, problem.scope
     layers, gpus = chain.layers, platform.gpus
 
@@ -102,7 +111,7 @@ def make_tables(problem: Problem) -> Tables:
         ]
         for gpu in dict.fromkeys(gpus)
     }
-    link, hops, sending, resources = _links(problem)
+    link, hops, sending, resources = _links(problem, stopped)
     group_of = {layer: number for number, group in enumerate(chain.same_gpu) for layer in group}
     weight = [0, *accumulate(layer.weight_bytes for layer in layers)]
     rows = [
@@ -136,15 +145,43 @@ def make_tables(problem: Problem) -> Tables:
     )
 
 
-def _links(problem: Problem) -> tuple[Ints, Ints, Ints, int]:
+def _links(problem: Problem, stopped: Callable[[], bool]) -> tuple[Ints, Ints, Ints, int]:
     """Return classes, hops and times of transfers, and the number of resources."""
     platform = problem.platform
+    if platform.network is None:
+        ways: list[Link] = [] if platform.link is None else [platform.link]
+        hops = _links_of_pairs(len(platform.gpus), platform.link)
+        link = np.where(hops[:, :, 0] < 0, np.int64(-1), np.int64(0))
+    else:
+        link, hops, ways = _links_of_nodes(platform, stopped)
+    sent = [layer.activation_bytes for layer in problem.chain.layers]
+    times = [[way.transfer_ns(size) for size in sent] for way in ways]
+    sending = np.array(times or [[0] * len(sent)], dtype=np.int64)
+    return link, hops, sending, max(len(platform.gpus), int(hops.max()) + 1)
+
+
+def _links_of_pairs(count: int, link: Link | None) -> Ints:
+    """Return the hops where each pair of GPUs has a link of its own: see `Platform.route`."""
+    hops = np.full((count, count), -1, dtype=np.int64)
+    if link is not None and link.duplex == "half":
+        ends = np.triu_indices(count, 1)
+        hops[ends] = count + np.arange(len(ends[0]))
+        hops = np.maximum(hops, hops.T)
+    elif link is not None:
+        apart = ~np.eye(count, dtype=bool)
+        hops[apart] = count + np.arange(count * (count - 1))
+    return hops[:, :, np.newaxis]
+
+
+def _links_of_nodes(
+    platform: Platform, stopped: Callable[[], bool]
+) -> tuple[Ints, Ints, list[Link]]:
+    """Return classes and hops of transfers between nodes, and the way of each class as one link."""
     count = len(platform.gpus)
-    routes = {
-        (source, target): platform.route(source, target)
-        for source in range(count)
-        for target in range(count)
-    }
+    routes: dict[tuple[int, int], tuple[Resource, ...]] = {}
+    for source in range(count):
+        raise_if_stopped(stopped)
+        routes |= {(source, target): platform.route(source, target) for target in range(count)}
     names: dict[Resource, int] = {}
     for route in routes.values():
         for resource in route:
@@ -152,13 +189,12 @@ def _links(problem: Problem) -> tuple[Ints, Ints, Ints, int]:
     longest = max(1, max(len(route) for route in routes.values()))
     link = np.full((count, count), -1, dtype=np.int64)
     hops = np.full((count, count, longest), -1, dtype=np.int64)
-    sent = [layer.activation_bytes for layer in problem.chain.layers]
-    classes: dict[Link | None, int] = {}
+    classes: dict[Link, int] = {}
     for (source, target), route in routes.items():
-        if route:
+        if target == 0:
+            raise_if_stopped(stopped)
+        way = platform.link_between(source, target)
+        if route and way is not None:
             hops[source, target, : len(route)] = [names[resource] for resource in route]
-            way = platform.link_between(source, target)
             link[source, target] = classes.setdefault(way, len(classes))
-    times = [[way.transfer_ns(size) for size in sent] for way in classes if way is not None]
-    sending = np.array(times or [[0] * len(sent)], dtype=np.int64)
-    return link, hops, sending, count + len(names)
+    return link, hops, [*classes]
