@@ -25,6 +25,8 @@ from schedopt.validation import as_ratio
 
 NEAR: Final = 2
 """With k = 1 little is left to find if the period is proven to be so many gaps above the best."""
+LITTLE: Final = Fraction(2, 1000)
+"""Above this no more than one gap is little: who allows a larger one wants it reached."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,8 @@ class Run:
         best, bound = self.best(), self.bound(replace(self.scope, max_k=1))
         if self.idle_share is None or best is None or bound is None:
             return
-        near = best.pattern.period <= bound * (1 + NEAR * self.incumbent.gap)
+        gap = self.incumbent.gap
+        near = best.pattern.period <= bound * (1 + max(gap, min(NEAR * gap, LITTLE)))
         self.clock.end_turn_in(self.idle_share if near and best.pattern.k == 1 else None)
 
     def _name_claimant(self, proof: Proof | str) -> Proof | str:

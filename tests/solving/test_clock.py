@@ -151,8 +151,15 @@ def test_of_a_limit_what_was_waited_for_is_no_time_to_find_nothing(
     assert not endless.is_idle()
 
 
+@pytest.mark.parametrize(
+    ("gap", "far", "near"),
+    [
+        (Fraction(1, 1000), Fraction(1003, 1000), Fraction(1002, 1000)),
+        (Fraction(1, 10), Fraction(111, 100), Fraction(110, 100)),
+    ],
+)
 def test_longer_patterns_are_searched_on_where_they_are_better(
-    monkeypatch: pytest.MonkeyPatch,
+    gap: Fraction, far: Fraction, near: Fraction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = theorem_4(2)
     scope = Scope(max_k=2)
@@ -162,18 +169,18 @@ def test_longer_patterns_are_searched_on_where_they_are_better(
     now = 0.0
     monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
     problem = Problem(chain=chain, platform=platform, scope=scope)
-    run = Run(problem, time_limit=100, gap=Fraction(1, 100))
+    run = Run(problem, time_limit=100, gap=gap)
     run.idle_share = 0.05
     run.report(short)
     run.report_bound(2, scope, "by hand")
     run.begin("general")
     now = 10.0
     assert not run.stopped()
-    run.report_bound(short.pattern.period * 100 / 103, Scope(), "by hand")
+    run.report_bound(short.pattern.period / far, Scope(), "by hand")
     now = 17.0
     assert not run.stopped()
     now = 10.0
-    run.report_bound(short.pattern.period * 100 / 102, Scope(), "by hand")
+    run.report_bound(short.pattern.period / near, Scope(), "by hand")
     now = 14.0
     run.report_bound(1, scope, "by hand")
     run.report(short)
