@@ -134,7 +134,7 @@ class Scope:
             raise InputError(
                 "there are copies of shards where replicas share something",
                 field="hybrid",
-                way_out="Share the optimizer state or more (shard), or leave it out",
+                way_out="Share the optimizer state or more (Scope.shard), or leave it out",
             )
         if self.engine is not None:
             self._check_engine()

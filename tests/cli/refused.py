@@ -87,6 +87,7 @@ SOLVE_GPT2 = """
     --hybrid --shard optimizer --replicas 2 => --hybrid: copies of shards are looked for only in
     --batch 8 --hybrid --for megatron --shard none => --hybrid: there are copies of shards where
     --uneven --replicas 2       => --uneven: replicas are dealt unequal numbers of micro-batches
+    --hybrid => Share the optimizer state or more (--shard), or leave it out
     --batch 8 --grain layer     => --grain: stages of a training step run as one
     --batch 8 --max-k 2         => --batch: given together with --max-k
     --batch 8 --microbatches 8  => --batch: given together with --microbatches
