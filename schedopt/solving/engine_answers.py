@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heappop, heappush
 from time import sleep
 from typing import Final
 
 from schedopt.account import fits
+from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solving.clock import Pace
 from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
@@ -248,7 +250,21 @@ class EngineAnswers:
         if not has_room:
             return None
         if not self.is_late(length):
+            plan = self._in_one_group(cuts, begins, plan, folded=folded)
             with self._reporting.measure(operations):
                 self.run.report(plan)
-            self._limit = length
+            self._limit = plan.pattern.period_total_ns
         return length
+
+    def _in_one_group(
+        self, cuts: EngineCuts, begins: FirstLayers, plan: Plan, *, folded: bool
+    ) -> Plan:
+        """Return a plan whose replicas all share, and so hold less, if that is as short."""
+        length = plan.pattern.period_total_ns
+        if cuts.grid.copies == 1:
+            return plan
+        other = EngineCuts(self.problem, replace(cuts.grid, copies=1), cuts.order)
+        if other.schedule_bound(begins) > length:
+            return plan
+        found = lay_out_step(self.problem, other.grid, other.stages(begins), folded=folded)
+        return found if found.pattern.period_total_ns <= length and fits(found) else plan

@@ -12,10 +12,12 @@ from schedopt import Chain, Layer, Platform, Problem, Scope, check
 from schedopt.engine import Engine
 from schedopt.formats.presets import make_preset
 from schedopt.problem import training_step
+from schedopt.solving.engine_answers import EngineAnswers
 from schedopt.solving.engine_cuts import EngineCuts
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_layout import lay_out_step
 from schedopt.solving.portfolio import solve_problem
+from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import (
     compare_with_bounds,
@@ -92,6 +94,18 @@ def test_steps_of_groups_are_folds_on_many_gpus() -> None:
     assert result.plan.pattern.fold == 32
     assert {stage.shard_copies for stage in result.plan.stages} == {32}
     assert check(result) == ()
+
+
+def test_groups_that_gain_nothing_are_one() -> None:
+    # On links that are alike as many chunks go one after the other, whatever the groups.
+    problem = step_of_groups(10**9, make_preset("dgx-h100:1"))
+    grid = Grid(ranks=1, chunks=1, replicas=8, shard="optimizer", copies=2)
+    cuts, run = EngineCuts(problem, grid), Run(problem)
+    EngineAnswers(problem, run).offer(cuts, (0,))
+    best, grouped = run.best(), lay_out_step(problem, grid, cuts.stages((0,)))
+    assert best is not None
+    assert {stage.shard_copies for stage in best.stages} == {1}
+    assert best.pattern.period == grouped.pattern.period
 
 
 @pytest.mark.parametrize("copies", [2, 4, 8])
