@@ -10,6 +10,7 @@ mixture, and the best cut for the weights, are added in turn. All bounds are in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from schedopt.solving.engine_descent import NEVER, nearest
 from schedopt.solving.engine_spans import MEMORY_UNITS, Array, Cut, Edges, StageSpans
-from schedopt.solving.models.engine_mixture import CutMixture
+from schedopt.solving.models.engine_mixture import CutMixture, Floats
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
@@ -84,22 +85,24 @@ class EngineGraph:
     def limits(self) -> list[tuple[Array, int, float]]:
         """Return sums of what the stages of a rank hold, the most of each, and what more costs.
 
-        Memory, then places of all ranks. With one stage a rank its spans tell all.
+        Memory, then places of all ranks, group by group. With one stage a rank its spans tell all.
         """
         cuts, found = self.cuts, []
         if cuts.chunks == 1:
             return []
         none = self.spans.padded([0] * (self.spans.kinds + 2) * cuts.parts)
+        held = (self.spans.kinds + 2) * cuts.parts
         for rank, vectors in enumerate(cuts.order.held_together):
             for vector in vectors:
                 memory = none.copy()
-                weights, kept, _ = np.split(memory[-3 * cuts.parts :], 3)
+                weights, kept, *_ = memory[held:].reshape(-1, cuts.parts)
                 weights[rank :: cuts.ranks], kept[rank :: cuts.ranks] = 1, vector
                 found.append((memory, MEMORY_UNITS, MEMORY_PRICE))
-        for rank in range(cuts.ranks):
-            places = none.copy()
-            places[-cuts.parts :][rank :: cuts.ranks] = 1
-            found.append((places, len(cuts.places), PLACE_PRICE))
+        for group, number in enumerate(self.spans.groups.sum(axis=1).tolist()):
+            for rank in range(cuts.ranks):
+                places = none.copy()
+                places[held:].reshape(-1, cuts.parts)[2 + group, rank :: cuts.ranks] = 1
+                found.append((places, number, PLACE_PRICE))
         return found
 
     def _add(self, path: CriticalPath) -> None:
@@ -184,19 +187,28 @@ class EngineGraph:
         heappush(self._open, branch._replace(number=self._number, **changed))
 
     def _choose_rank(self, bounds: Sequence[tuple[int, int]]) -> tuple[int | None, int]:
-        """Return the limit of the places of a rank that is furthest from whole, and its floor."""
+        """Return the limit of what a rank has of a group that is not whole, and its floor.
+
+        That of which the part that is not whole takes most work.
+        """
         if self.cuts.chunks == 1:
             return None, 0
-        begins = np.array(self.mixture.cuts)
-        ends = np.append(begins[:, 1:], np.full((len(begins), 1), len(self.cuts.places)), axis=1)
-        sizes = (ends - begins).reshape(len(begins), self.cuts.chunks, self.cuts.ranks).sum(axis=1)
-        values = self.mixture.shares @ sizes
-        least, most = np.array(bounds[-self.cuts.ranks :]).T
+        groups, ranks, parts = self.spans.groups, self.cuts.ranks, self.cuts.parts
+        places = self.mixture.values_of(slice(-len(groups) * parts, None))
+        values = places.reshape(len(groups), self.cuts.chunks, ranks).sum(axis=1).reshape(-1)
+        least, most = np.array(bounds[-values.size :]).T
         apart = np.where((least < values) & (values < most), np.abs(values - np.rint(values)), 0)
-        rank = int(apart.argmax())
-        if apart[rank] < APART:
+        works = np.repeat(self._work_of_groups, ranks)
+        number = int(np.where(apart < APART, 0, apart * works).argmax())
+        if apart[number] < APART:
             return None, 0
-        return len(bounds) - self.cuts.ranks + rank, int(np.floor(values[rank]))
+        return len(bounds) - values.size + number, int(np.floor(values[number]))
+
+    @cached_property
+    def _work_of_groups(self) -> Floats:
+        """How much work a place of each group is at least, ns, and 1 more."""
+        work = np.diff(np.array(self.cuts.work[0])[self.spans.nodes])
+        return np.array([1 + work[group].min() for group in self.spans.groups])
 
     def _bound(
         self, branch: _Branch, edges: Edges, limit: int | None, stopped: Callable[[], bool]
@@ -226,9 +238,8 @@ class EngineGraph:
                 if not spans.trim(edges):
                     return limit, found[1], True
             cut = spans.shortest(edges, costs)
-            lengths, sent, _ = np.split(
-                mixture.values(), [-5 * self.cuts.parts, -3 * self.cuts.parts]
-            )
+            ends = np.array([spans.kinds, spans.kinds + 2]) * self.cuts.parts
+            lengths, sent, _ = np.split(mixture.values(), ends)
             length = self.cuts.order.makespan(lengths, sent)
             if length - low <= CLOSE * length:
                 return low, found[1], True

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from schedopt.chain import Layer
+
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts
+
+_COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
+
+
+def layers_of_places(cuts: EngineCuts) -> list[tuple[object, ...]]:
+    """Return what the layers of each place cost: the same for places that are alike."""
+    layers = [*map(_COSTS, cuts.chain.layers)]
+    return [tuple(layers[begin:end]) for begin, end in pairwise((*cuts.places, cuts.layers))]
 
 
 @dataclass(frozen=True)

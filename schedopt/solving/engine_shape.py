@@ -13,10 +13,10 @@ from schedopt.solving.engine_descent import Moves, find_better
 from schedopt.solving.engine_graph import MOST_EDGES, EngineGraph
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_order import CriticalPath
+from schedopt.solving.engine_places import layers_of_places
 from schedopt.solving.engine_table import RankTable, make_table
 from schedopt.solving.engine_tree import EngineTree
 from schedopt.solving.models.engine_cuts import EngineCutModel
-from schedopt.solving.models.engine_relaxation import layers_of_places
 
 BETWEEN: Final = (2, 6, 13, 22, 38)
 """Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""

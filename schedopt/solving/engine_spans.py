@@ -6,6 +6,7 @@ is a path with an edge of every stage, and what an edge takes is exact, whatever
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -14,17 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.engine_descent import NEVER
+from schedopt.solving.engine_places import layers_of_places
 
 if TYPE_CHECKING:
     from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 
 Array = npt.NDArray[np.int64]
-Edges = npt.NDArray[np.bool_]
+Flags = npt.NDArray[np.bool_]
+Edges = Flags
 """(S, K + 1, K + 1) for K places: whether stage s may have those from i on, up to j - 1."""
 Cut = tuple[int, ...]
 """The first place of each stage."""
 MEMORY_UNITS: Final = 1 << 10
 """Units of the memory of a GPU, in which that of several stages is added."""
+MOST_GROUPS: Final = 3
+"""Of places that cost the same, and are counted apart from the others."""
 
 
 class StageSpans:
@@ -46,12 +51,14 @@ class StageSpans:
         self.begins: Array = np.minimum.outer(self.nodes, self.nodes)
         self.ends: Array = np.broadcast_to(self.nodes, self.begins.shape)
         again = cuts.redone.again_ns(self.begins, self.ends)
+        self.groups = groups_of(cuts)
+        """Places that cost the same, and the others: (G, K)."""
         self.times = [self._times(rank, again) for rank in range(cuts.ranks)]
         """Of each rank by kind of operation, (2 or 3, K + 1, K + 1), ns."""
         self.kinds = len(self.times[0])
         self.sent = cuts.sent[:, :, self.nodes]
         self.held = [self._held(rank) for rank in range(cuts.ranks)]
-        """Of each rank weights and what is kept of a micro-batch, units of memory, and places."""
+        """Of each rank weights, what is kept of a micro-batch, units of memory; places by group."""
         self.allowed = self._allowed()
 
     def _times(self, rank: int, again: Array) -> Array:
@@ -69,8 +76,14 @@ class StageSpans:
         room, weights = max(1, self.cuts.gpus[rank].usable_bytes), np.array(self.cuts.weights)
         kept = np.where(self._lasts(rank), self._kept_bytes, 0)
         held = [MEMORY_UNITS * row // room for row in (weights[ends] - weights[begins], kept)]
-        places = np.arange(len(self.nodes))
-        return np.array([*np.minimum(held, MEMORY_UNITS), places - places[:, None]])
+        return np.array([*np.minimum(held, MEMORY_UNITS), *self._places])
+
+    @cached_property
+    def _places(self) -> Array:
+        """How many places of each group spans have: (G, K + 1, K + 1)."""
+        before = np.pad(np.cumsum(self.groups, axis=1), ((0, 0), (1, 0)))
+        found: Array = before[:, None, :] - before[:, :, None]
+        return found
 
     def _lasts(self, rank: int) -> Edges:
         """Return whether spans take time: else micro-batches may come at one instant."""
@@ -230,3 +243,20 @@ class StageSpans:
     def first_layers(self, cut: Cut) -> FirstLayers:
         """Return the first layer of each stage of a cut."""
         return tuple(self.nodes[list(cut)].tolist())
+
+
+def groups_of(cuts: EngineCuts) -> Flags:
+    """Return which places cost the same, those that take most work first, then all others: (G, K).
+
+    A group has a place for each rank at least. Where there is none, all places are one.
+    """
+    costs = layers_of_places(cuts)
+    work = np.diff(np.array(cuts.work[0])[[*cuts.places, cuts.layers]])
+    alike = [
+        np.array([other == cost for other in costs])
+        for cost, number in Counter(costs).items()
+        if number >= cuts.ranks
+    ]
+    alike = sorted(alike, key=lambda group: -int(work[group].sum()))[:MOST_GROUPS]
+    others = ~np.any(alike, axis=0) if alike else np.ones(len(costs), dtype=np.bool_)
+    return np.array([*alike, *([others] if others.any() else [])])

@@ -16,7 +16,7 @@ from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
 from schedopt.solving.engine_graph import EngineGraph
 from schedopt.solving.engine_grid import Grid
 from schedopt.solving.engine_shape import EngineShape, are_alike, runs_of
-from schedopt.solving.engine_spans import Cut, StageSpans
+from schedopt.solving.engine_spans import Cut, StageSpans, groups_of
 from schedopt.solving.models.engine_mixture import CutMixture
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import steps
@@ -141,6 +141,19 @@ def test_a_cut_that_fits_is_within_the_limits_of_ranks(
         values = graph.spans.values(as_places(cuts, begins))
         for counts, most, _ in limits:
             assert 0 <= counts @ values <= most
+
+
+def test_attention_and_the_rest_of_layers_are_counted_apart() -> None:
+    """So that a rank has a whole number of each, of which one takes three times the other."""
+    chain = Chain.load(INSTANCES / "llama-8b.json")
+    scope = Scope(allocation="general", max_k=None, memory="peak", engine="torch", microbatches=32)
+    problem = Problem(chain=chain, platform=Platform(8, 80 * 10**9), scope=scope)
+    cuts = EngineCuts(problem, Grid(ranks=8, chunks=2))
+    rest, attention, others = groups_of(cuts)
+    assert rest[2:-2:2].all()
+    assert attention[1:-2:2].all()
+    assert [rest.sum(), attention.sum(), others.sum()] == [32, 32, 3]
+    assert len(graph_of(cuts).limits()) >= 3 * cuts.ranks
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "megatron"])

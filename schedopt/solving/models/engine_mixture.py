@@ -146,5 +146,10 @@ class CutMixture:
 
     def values(self) -> Array:
         """Return what the mixture has of each kind, in whole numbers."""
-        found: Array = np.rint(self.shares @ np.array(self._values)).astype(np.int64)
+        found: Array = np.rint(self.values_of(slice(None))).astype(np.int64)
+        return found
+
+    def values_of(self, kinds: slice) -> Floats:
+        """Return what the mixture has of some kinds."""
+        found: Floats = self.shares @ np.array(self._values)[:, kinds]
         return found

@@ -10,15 +10,11 @@ and Shcherbina 2004).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from itertools import pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors
 from schedopt.solving.engine_places import PlaceCosts
 from schedopt.solving.models.engine_columns import Branch, SplitColumns
@@ -36,7 +32,6 @@ MEMORY_UNITS: Final = 1 << 16
 """Units of the memory of a GPU."""
 PRICE: Final = 2.0
 """Of what is too much, in steps longer than any for each place, or unit of memory."""
-_COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
 """GLOP goes on from the last answer, also where there are more rows and columns now."""
 PRIMAL: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: false"
@@ -45,12 +40,6 @@ PLAIN: Final = f"{PRIMAL} use_preprocessing: false"
 """What succeeds where these fail, from the start on."""
 CLOSE: Final = 1e-4
 """An answer is final when its longest path is longer by at most such a part."""
-
-
-def layers_of_places(cuts: EngineCuts) -> list[tuple[object, ...]]:
-    """Return what the layers of each place cost: the same for places that are alike."""
-    layers = [*map(_COSTS, cuts.chain.layers)]
-    return [tuple(layers[begin:end]) for begin, end in pairwise((*cuts.places, cuts.layers))]
 
 
 class EngineRelaxation:
