@@ -96,7 +96,7 @@ def _kinds(problem: Problem) -> Iterator[_Kind]:
     """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
     scope = problem.scope
     alone = _Kind(
-        "replicas by stage" if problem.is_training_step else "any order",
+        f"{_chosen_by_stage(problem)} by stage" if problem.is_training_step else "any order",
         Suggestion.NO_GRID,
         replace(scope, engine=None, allocation="contiguous"),
     )
@@ -109,6 +109,19 @@ def _kinds(problem: Problem) -> Iterator[_Kind]:
         yield from (alone, plain) if scope.engine == "deepspeed" else (plain, alone)
     if scope.allocation == "general":
         yield _Kind("stages anywhere", Suggestion.ANOTHER_ORDER, replace(scope, engine=None))
+
+
+def _chosen_by_stage(problem: Problem) -> str:
+    """Return what an engine has alike in all stages, and a replicated step in each as it likes.
+
+    They are lifted together: no search has steps with one of them by stage and the others alike.
+    """
+    names = ["replicas"]
+    if problem.degrees != (1,):
+        names.append("tensor degree")
+    if problem.scope.recompute:
+        names.append("recompute")
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[PhaseResult]:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from schedopt import Chain, InputError, Layer, Platform, Result, Scope, solve
 from schedopt.engine import Engine
 from schedopt.problem import widest_step
+from schedopt.profile import Profile
 from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.result import PhaseResult
 from tests.budgets import trials
+from tests.tensor_groups import variants
 from tests.transformers import named, transformers
 
 LAYER = Layer(forward_ns=2, backward_ns=2, weight_bytes=10, activation_bytes=0)
@@ -125,11 +127,39 @@ def test_rows_without_time_say_so() -> None:
 )
 def test_kinds_of_training_steps(engine: Engine, freedoms: list[str]) -> None:
     chain = with_parameters(BLOCK)
-    scope = replace(widest_step(chain), engine=engine)
+    scope = replace(widest_step(chain), engine=engine, recompute=False)
     result = solve(
         chain, Platform(2, 1000), batch=4, scope=scope, workers=1, restrictions=True, time_limit=2
     )
     assert [row.freedom for row in result.ladder[1:]] == freedoms
+    check_order(result)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "recompute", "freedom"),
+    [
+        ((1,), True, "replicas and recompute by stage"),
+        ((1, 2), False, "replicas and tensor degree by stage"),
+        ((1, 2), True, "replicas, tensor degree and recompute by stage"),
+    ],
+)
+def test_a_row_names_all_that_it_lifts_at_once(
+    degrees: tuple[int, ...], recompute: bool, freedom: str
+) -> None:
+    profile = Profile(variants=variants(degrees, layers=2))
+    scope = replace(
+        widest_step(profile.variants[0].chain, None), engine="torch", recompute=recompute
+    )
+    result = solve(
+        profile,
+        Platform(2, 10**6),
+        batch=2,
+        scope=scope,
+        workers=1,
+        restrictions=True,
+        time_limit=1,
+    )
+    assert [row.freedom for row in result.ladder[1:]] == [freedom, "stages anywhere"]
     check_order(result)
 
 
