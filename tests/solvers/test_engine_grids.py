@@ -23,6 +23,7 @@ from schedopt.engine import (
 from schedopt.plan import Plan
 from schedopt.problem import training_step
 from schedopt.profile import Variant
+from schedopt.solvers import engine_steps
 from schedopt.solvers.engine_steps import report_engine_steps
 from schedopt.solving import engine_table
 from schedopt.solving.engine_cuts import EngineCuts
@@ -247,7 +248,10 @@ def compare_with_steps_of_any_kind(problem: Problem) -> None:
     free = replace(problem, scope=replace(problem.scope, engine=None))
     run = Run(free)
     run.begin("training_step")
-    report_engine_steps(free, run)
+    with pytest.MonkeyPatch.context() as patch:
+        # Steps are found as well on a machine that is busy.
+        patch.setattr(engine_steps, "LEAST_S", 600.0)
+        report_engine_steps(free, run)
     if asked.plan is None:
         return
     best = run.best()
