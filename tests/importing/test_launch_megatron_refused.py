@@ -116,6 +116,8 @@ REFUSED = [
     (f"{P2} --empty-unused-memory-level 2", "empty-unused-memory-level", "memory is given back"),
     (f"{P2} --mtp-num-layers 1", "mtp-num-layers", "1, and the chain has 0 layers"),
     (f"{P2} --my-flag 3", "my-flag", "it is unknown here, and may change the step"),
+    (f"{P2} --data-parallel-size 4", "data-parallel-size", "it is unknown here, and may change"),
+    (f"{P2} --train-batch-size 4", "train-batch-size", "it is unknown here, and may change"),
     (f"{P2} --my-flag --other x", "my-flag", "or the memory; so may --other"),
     (f'{P2} --lr "3', "line 1", "a quote that begins before the end of line 1 never ends"),
 ]  # fmt: skip
