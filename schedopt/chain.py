@@ -86,7 +86,7 @@ class Chain(
         e, a multiple of c: the GPUs that share the experts of each layer (expert parallelism;
         Lepikhin et al. 2021). They are replicas in a row, which run each operation at the same
         time and send each other tokens, as the figures have it. A stage has e of them, or where
-        every layer says what its experts take (`Layer.expert_parameter_bytes`), a multiple: the
+        all layers say what their experts take (`Layer.expert_parameter_bytes`), a multiple: the
         replicas at the same place of each row have the same experts, and add up their gradients,
         and share their state, among themselves.
     recomputed_modules : sequence of str
@@ -143,14 +143,7 @@ class Chain(
                 field="expert",
                 way_out=f"Give {self.context} or a multiple, or 1",
             )
-        for number, layer in enumerate(self.layers if self.expert == 1 else ()):
-            if layer.expert_parameter_bytes is not None:
-                raise InputError(
-                    "given, and no GPUs share experts",
-                    field=f"layers[{number}].expert_parameter_bytes",
-                    way_out="Say how many do (expert), or count them in parameter_bytes, "
-                    "gradient_bytes and optimizer_bytes",
-                )
+        self._check_experts()
         as_tuple(self, "recomputed_modules", str)
         object.__setattr__(self, "recomputed_modules", tuple(sorted({*self.recomputed_modules})))
         self._check_totals()
@@ -158,6 +151,22 @@ class Chain(
         for name in ("same_gpu", "copied"):
             self._check_groups(name, seen)
         self._check_copies()
+
+    def _check_experts(self) -> None:
+        absent = [layer.expert_parameter_bytes is None for layer in self.layers]
+        if self.expert == 1 and not all(absent):
+            raise InputError(
+                "given, and no GPUs share experts",
+                field=f"layers[{absent.index(False)}].expert_parameter_bytes",
+                way_out="Say how many do (expert), or count them in parameter_bytes, "
+                "gradient_bytes and optimizer_bytes",
+            )
+        if len({*absent}) > 1:
+            raise InputError(
+                "absent, and other layers say what their experts take",
+                field=f"layers[{absent.index(True)}].expert_parameter_bytes",
+                way_out="Give 0 where a layer has no experts, or none for all layers",
+            )
 
     def _check_totals(self) -> None:
         total = sum(layer.longest_ns for layer in self.layers)
@@ -275,10 +284,8 @@ class Chain(
 
     @property
     def knows_experts(self) -> bool:
-        """Whether every layer says what its experts take, which GPUs share."""
-        return self.expert > 1 and all(
-            layer.expert_parameter_bytes is not None for layer in self.layers
-        )
+        """Whether the layers say what their experts take, which GPUs share."""
+        return self.layers[0].expert_parameter_bytes is not None
 
     def samples_of(self, microbatches: int) -> int:
         """Return the samples of a step of so many micro-batches, which has all parts of each."""

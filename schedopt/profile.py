@@ -144,10 +144,10 @@ def check_together(one: Chain, other: Chain, field: str) -> None:
             )
     if other.knows_experts != one.knows_experts:
         raise InputError(
-            "what experts take is not said of all layers of all variants",
+            "what experts take is not said in all variants",
             field=f"{field}.layers",
             way_out="Give expert_parameter_bytes, expert_gradient_bytes and expert_optimizer_bytes "
-            "of every layer, 0 where it has no experts, or of none",
+            "in each, or in none",
         )
 
 

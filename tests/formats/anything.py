@@ -58,7 +58,7 @@ mappings = st.dictionaries(texts, plain, max_size=3)
 def layers(draw: st.DrawFn, *, experts: bool = False) -> Layer:
     parts = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     found: dict[str, int | None] = {name: draw(st.none() | sizes) for name in parts}
-    if experts and draw(st.booleans()):
+    if experts:
         found |= {f"expert_{name}": draw(sizes) for name in parts}
     weights = sum(part or 0 for part in found.values())
     for name in ("saved_bytes", "saved_input_bytes", "workspace_bytes"):
@@ -91,7 +91,7 @@ recipes = st.builds(
 @st.composite
 def chains(draw: st.DrawFn, *, complete: bool = False) -> Chain:
     expert = draw(st.integers(1, 3))
-    one = layers(experts=expert > 1)
+    one = layers(experts=expert > 1 and draw(st.booleans()))
     one = one.map(_complete) if complete else one
     found = draw(st.lists(one, min_size=1, max_size=4))
     order = draw(st.permutations(range(len(found))))

@@ -262,6 +262,12 @@ def test_sizes_of_experts_are_checked() -> None:
         "layers[0].expert_parameter_bytes",
         "given, and no GPUs share experts",
     )
+    some = (layer(8, 12), *forget(step((layer(8, 12),), 2, 1)).chain.layers)
+    assert_refused(
+        lambda: Chain(layers=some, expert=2),
+        "layers[1].expert_parameter_bytes",
+        "absent, and other layers say what their experts take",
+    )
     chain = Chain(layers=(layer(8, 12),), expert=2)
     other = forget(step((layer(8, 12),), 2, 1)).chain
     variants = (Variant(tensor=1, chain=chain), Variant(tensor=2, chain=other))
