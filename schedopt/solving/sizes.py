@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
-from schedopt.chain import Measured, say_recomputed
+from schedopt.chain import Chain, Measured, say_recomputed
 from schedopt.engine import may_recompute_modules
 from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
@@ -28,6 +29,8 @@ POLL_S: Final = 0.05
 """How often it is seen whether a search has failed."""
 SHARE: Final = 0.92
 """Of the time, for each search: laying out is slower next to others than it is alone."""
+_OF_GROUP: Final = re.compile(r"variants\[(\d+)\]\.chain\.")
+"""The place of a larger tensor group in the field of an error about a step."""
 
 
 def steps_of_sizes(
@@ -40,7 +43,7 @@ def steps_of_sizes(
     Raises
     ------
     InputError
-        If none does, or one is not measured on one GPU.
+        If none does, one is not measured on one GPU, or one does not have what the scope needs.
     """
     asked = profile.measured
     if len(profile.sizes) > 1:
@@ -58,8 +61,26 @@ def steps_of_sizes(
     found = []
     for samples, modules in allowed or asked:
         chain, variants = profile.of_size(samples, modules)
-        found.append(training_step(chain, platform, batch, scope, variants))
+        try:
+            found.append(training_step(chain, platform, batch, scope, variants))
+        except InputError as error:
+            raise _in_profile(error, profile, [chain, *(one.chain for one in variants)]) from None
     return found
+
+
+def _in_profile(error: InputError, profile: Profile, chains: Sequence[Chain]) -> InputError:
+    """Return an error about layers with the place of their variant in a profile of several.
+
+    `chains` are those of the step that it speaks of: on one GPU, and of its variants.
+    """
+    of_group = _OF_GROUP.match(error.field)
+    field = error.field[of_group.end() if of_group else 0 :]
+    if len(profile.variants) == 1 or not field.startswith("layers["):
+        return error
+    own = chains[int(of_group[1]) + 1 if of_group else 0]
+    number = next(n for n, variant in enumerate(profile.variants) if variant.chain is own)
+    moved = InputError(error.rule, field=field, way_out=error.way_out, source=error.source)
+    return moved.within(f"variants[{number}].chain")
 
 
 def solve_sizes(

@@ -54,6 +54,22 @@ def machine(memory: int = 100_000) -> Platform:
     return Platform(4, memory, bandwidth=10**9)
 
 
+@pytest.mark.parametrize("number", range(len(PROFILE.variants)))
+def test_what_is_missing_is_named_by_its_place_in_the_profile(number: int) -> None:
+    variants = [*PROFILE.variants]
+    layers = variants[number].chain.layers
+    poorer = (layers[0], replace(layers[1], optimizer_bytes=None), layers[2])
+    variants[number] = replace(
+        variants[number], chain=replace(variants[number].chain, layers=poorer)
+    )
+    scope = widest_step(chain(1, 1), tensor=None)
+    assert_refused(
+        lambda: steps_of_sizes(Profile(variants=tuple(variants)), machine(), 8, scope),
+        f"variants[{number}].chain.layers[1].optimizer_bytes",
+        "absent",
+    )
+
+
 @pytest.fixture(scope="module")
 def answer() -> Result:
     """Return the answer for a batch of eight samples."""
