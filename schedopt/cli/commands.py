@@ -154,7 +154,10 @@ def _as_input_errors(context: Any) -> Iterator[None]:
             raise _invalid_value(error) from None
         option = getattr(error, "option_name", "")
         if hasattr(error, "possibilities"):
-            known = [name for param in context.command.params for name in param.opts]
+            options = [
+                param for param in context.command.params if param.param_type_name == "option"
+            ]
+            known = [name for param in options for name in param.opts]
             raise _unknown("option", option, known, context) from None
         message = " ".join(error.format_message().split()).removesuffix(".")
         if isinstance(error, typer.BadParameter):

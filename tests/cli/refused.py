@@ -344,6 +344,7 @@ MISUSED = """
     report plan.json                            => --output: not given. See: schedopt report --help
     slove => slove: no such command. Did you mean solve? See: schedopt --help
     --versoin => --versoin: no such option. Did you mean --version? See: schedopt --help
+    import a.json --profile b => --profile: no such option. See: schedopt import --help
     solve --chian c.json => --chian: no such option. Did you mean --chain? See: schedopt solve
     show plan.json -o => -o: requires an argument. See: schedopt show --help
     solve --recompute=no => --recompute: does not take a value. See: schedopt solve --help
