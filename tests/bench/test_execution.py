@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from schedopt import Chain
+from schedopt.bench import execution
 from schedopt.bench.execution import SUITE, execution_case, execution_cases, misses
 from schedopt.bench.records import Record
 from schedopt.bench.suite import Effort
 from tests.bench.suites import made, measured
 from tests.examples import layer
+from tests.running.pool import execute_warm
 
 CHAIN = Chain(layers=(layer(1_000_000, 2_000_000, 8, 0, saved_bytes=4),) * 4, name="even")
 
@@ -46,7 +48,8 @@ def test_the_table_has_a_row_a_run() -> None:
 
 
 @pytest.mark.torch
-def test_a_run_of_sleeping_layers_is_as_predicted() -> None:
+def test_a_run_of_sleeping_layers_is_as_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "execute", execute_warm)
     (record,) = measured([execution_case(CHAIN, "contiguous", 2, 4, steps=1)], Effort(1, 60.0))
     # Two layers of 3 ms a rank, stretched to 100 ms. F of the first 2 ms, 4 times F and B of the
     # second 6 ms, B of the first 4 ms.

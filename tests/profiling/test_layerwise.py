@@ -12,6 +12,7 @@ from torch import nn
 from schedopt import Chain, InputError
 from schedopt.profiling import Model, as_model, cut_again, load_model, measuring, profile
 from schedopt.profiling.measuring import measure
+from tests.budgets import nightly_but
 
 TINY = "hf:gpt2:layers=2,width=32,heads=2,vocabulary=50"
 NARROW = "hf:resnet18:width=2,classes=5"
@@ -50,7 +51,7 @@ def quick(model: Model, **options: Any) -> Chain:
     return profile(model, warmup=0, repeats=2, **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", nightly_but(("sequential", "batch norm"), MODELS))
 def test_bytes_are_those_of_a_run_and_times_are_measured(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,9 @@ def test_cuts_are_in_order_and_end_with_the_loss() -> None:
     assert cuts[-1] == "cross_entropy_loss"
 
 
-@pytest.mark.parametrize(("name", "least"), [("gpt2", 25), ("resnet50", 30)])
+@pytest.mark.parametrize(
+    ("name", "least"), [pytest.param("gpt2", 25, marks=pytest.mark.nightly), ("resnet50", 30)]
+)
 def test_a_real_model_has_many_cuts(name: str, least: int) -> None:
     with without_memory():
         assert len(find_cuts(trace(build_model(name)))) >= least
