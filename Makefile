@@ -53,9 +53,10 @@ $(VENV)/installed-docs: pyproject.toml constraints.txt
 	$(INSTALL) -e ".[docs]"
 	touch $@
 
+# First pip: that of Python 3.11 takes twice the time to find a hundred packages.
 $(VENV)/installed-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) "torch==2.13.0"
+	$(INSTALL) pip
 	$(INSTALL) -e ".[test]"
 	touch $@
 
