@@ -6,12 +6,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 USE = """
@@ -45,6 +49,18 @@ def copy_source(folder: Path) -> Path:
 def call_backend(hook: str, source: Path, folder: Path) -> None:
     code = f"import setuptools.build_meta as backend; backend.{hook}({str(folder)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+
+
+def test_what_ci_uses_is_in_the_ranges_of_the_project() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    pinned = {canonicalize_name(name): version for name, version in pins}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    required = map(Requirement, chain(project["dependencies"], *extras))
+    for package in required:
+        if package.name != project["name"]:
+            assert package.specifier.contains(pinned[canonicalize_name(package.name)]), str(package)
 
 
 @pytest.mark.nightly
