@@ -23,11 +23,16 @@ NAMES: Final = {"as_json": ("--json",), "output": ("--output", "-o")}
 """What users type for a parameter where that is not its own name."""
 _METAVAR: Final = re.compile(r"([A-Z0-9|,.]+): (.*)", re.DOTALL)
 _PERCENTAGE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
+_HEADING: Final = re.compile(r"(\w+)\n-+\n")
 _EXTRA: Final = re.compile(r"Got unexpected extra argument\S* \((.*)\)")
 
 
 class Command(TyperCommand):
     """Reports bad usage like any other input error."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_types_of_flags(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
@@ -37,6 +42,10 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """Reports a command that it does not have, and other bad usage, like any other input error."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_types_of_flags(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; without any, typer shows the help."""
@@ -117,10 +126,10 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """Return a keyword; a text in its annotation becomes the metavar and help of an option."""
-    kind, said = inspect.Parameter.KEYWORD_ONLY, getattr(annotation, "__metadata__", (None,))[0]
-    if isinstance(said, str):
-        parts = _METAVAR.fullmatch(said)
-        metavar, text = parts.groups() if parts else (None, said)
+    kind, declared = inspect.Parameter.KEYWORD_ONLY, getattr(annotation, "__metadata__", (None,))[0]
+    if isinstance(declared, str):
+        parts = _METAVAR.fullmatch(declared)
+        metavar, text = parts.groups() if parts else (None, declared)
         names = NAMES.get(name, ())
         if default is False and not names:
             names = (f"--{name.replace('_', '-')}",)
@@ -132,16 +141,25 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def one_line_a_paragraph(text: str) -> str:
-    r"""Join the lines of each paragraph, but not those of a heading.
+    r"""Join the lines of each paragraph, but not that of a heading, which ends with a colon.
 
     Examples
     --------
-    >>> one_line_a_paragraph("One\ntwo.\n\nThree.")
-    'One two.\n\nThree.'
+    >>> one_line_a_paragraph("One\ntwo.\n\nThree\n-----\nFour.")
+    'One two.\n\nThree:\nFour.'
     """
     return "\n\n".join(
-        part if "\n---" in part else " ".join(part.split("\n")) for part in text.split("\n\n")
+        _HEADING.sub(r"\1:\n", part) if _HEADING.match(part) else " ".join(part.split("\n"))
+        for part in text.split("\n\n")
     )
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    """Let help show no type of what takes no value: some would type one."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
 
 
 @contextmanager
@@ -172,10 +190,10 @@ def _as_input_errors(context: Any) -> Iterator[None]:
         ) from None
 
 
-def _unknown(what: str, name: str, known: Iterable[str], context: Any) -> InputError:
+def _unknown(kind: str, name: str, known: Iterable[str], context: Any) -> InputError:
     """Return that there is no such option or command, and the nearest one that there is."""
     nearest = "".join(f"Did you mean {near}? " for near in get_close_matches(name, known, 1))
-    return InputError(f"no such {what}", field=printable(name), way_out=nearest + _see(context))
+    return InputError(f"no such {kind}", field=printable(name), way_out=nearest + _see(context))
 
 
 def _see(context: Any) -> str:

@@ -105,3 +105,11 @@ def test_solve_and_check_can_be_read_in_a_narrow_terminal(
     ladder = solved.stdout[solved.stdout.index("Ladder") : solved.stdout.index("Plan written")]
     assert all(len(line.rstrip()) <= width for line in ladder.splitlines())
     assert "best of its kind, proven" in ladder
+
+
+@pytest.mark.parametrize("typed", [(), ("solve",)])
+def test_help_shows_no_type_of_what_takes_no_value(typed: tuple[str, ...]) -> None:
+    shown = run(*typed, "--help").stdout
+    assert "--help" in shown
+    assert "bool" not in shown
+    assert "----" not in shown
