@@ -194,7 +194,7 @@ class Timeline:
             whole = copied_bytes(self.plan, transfer.source_stage, transfer.stage)
             return -(-whole // self.plan.lanes(transfer))
         part = "parameter_bytes" if transfer.tensor == "weights" else "gradient_bytes"
-        return self.size(transfer.stage, part, [transfer.chunk])
+        return self._chunk_size(transfer.stage, part, transfer.chunk, transfer.chunks)
 
     @property
     def weights_of(self) -> Plan:
@@ -258,14 +258,16 @@ class Timeline:
         total = self._total(stage, part)
         if chunks is None:
             return total
-        common = self.chunks[stage] - self.experts[stage]
-        own = list(chunks)
-        found = sum(_cut(total, chunk, common) for chunk in own if chunk < common)
-        if self.experts[stage]:
-            among = self.plan.chain.expert
-            total, count = self._total(stage, f"expert_{part}"), self.experts[stage] // among
-            found += sum(_cut(total, (c - common) // among, count) for c in own if c >= common)
-        return found
+        return sum(self._chunk_size(stage, part, chunk, self.chunks[stage]) for chunk in chunks)
+
+    def _chunk_size(self, stage: int, part: str, chunk: int, chunks: int) -> int:
+        """Return the bytes that one of so many chunks of a stage has of a part of its weights."""
+        common = chunks - self.experts[stage]
+        if chunk < common:
+            return _cut(self._total(stage, part), chunk, common)
+        among = self.plan.chain.expert
+        copies = self.experts[stage] // among
+        return _cut(self._total(stage, f"expert_{part}"), (chunk - common) // among, copies)
 
     def _total(self, stage: int, part: str) -> int:
         """Return what the layers of a stage have of a part, bytes."""
