@@ -18,7 +18,7 @@ from schedopt.problem import training_step, widest_step
 from schedopt.solving.engine_grid import Grid, grids_of
 from schedopt.solving.engine_layout import lay_out_step
 from tests.budgets import trials
-from tests.importing.launching import SOURCES, read_back
+from tests.importing.launching import P2, SOURCES, megatron, read_back
 from tests.solvers.test_engine_grids import steps
 
 
@@ -86,3 +86,14 @@ def test_what_is_exported_is_read_back(engine: Engine, data: st.DataObject) -> N
     assert found.result.plan == plan
     assert found.result.status == "feasible"
     assert check(found.result) == ()
+
+
+def test_groups_of_many_replicas_are_read_as_a_fold(tmp_path: Path) -> None:
+    text = f"{P2} --use-distributed-optimizer --num-distributed-optimizer-instances 16"
+    plan = megatron(tmp_path, f"{text} --global-batch-size 256", 512).result.plan
+    assert plan is not None
+    assert {(len(stage.gpus), stage.shard_copies) for stage in plan.stages} == {(256, 16)}
+    assert plan.pattern.fold == 256
+    assert check(plan) == ()
+    # Written and read once more it is the same.
+    assert read_back(tmp_path, plan, "megatron").result.plan == plan

@@ -252,9 +252,8 @@ def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
     ]
     if launch.rows is None:
         folded = not is_spelled_out(problem, grid)
-        if has_expert_copies(problem, grid):
+        if not folded and (launch.shard_copies > 1 or has_expert_copies(problem, grid)):
             _check_size(launch, len(stages))
-            folded = False
         return lay_out_step(problem, grid, stages, folded=folded)
     return lay_out_turns(problem, stages, _of_replicas(launch, launch.rows))
 
