@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
@@ -17,8 +17,8 @@ from schedopt.stage import Stage
 MOST_ITEMS: Final = 1_000_000
 """Operations and transfers of a plan that is spelled out."""
 
-_Way = tuple[int, tuple[int, ...]]
-"""A chunk, and the replicas that it passes."""
+_Way = tuple[int, tuple[int, ...], int]
+"""A chunk, the ring that it goes round, and the place of its home there."""
 
 
 @dataclass(frozen=True)
@@ -210,30 +210,24 @@ def _rings(stage: Stage, *, across: bool) -> list[tuple[int, ...]]:
 
 
 def _list_ways(stage: Stage, number: int, part: int, *, across: bool) -> Iterator[_Way]:
-    """Yield which chunks go round together, and the replicas that each passes, its home first.
+    """Yield which chunks go round together, and where.
 
     Across groups all do, else those of a part: h of them. `number` is that of the stage.
     """
-    replicas, size = len(stage.gpus), stage.shard_group
+    rings, size = _rings(stage, across=across), stage.shard_group
     if across:
-        for chunk in range(replicas):
-            homes = [group[(number + chunk) % size] for group in stage.shard_groups]
-            yield chunk, _turned(homes, chunk // size)
+        for chunk in range(len(stage.gpus)):
+            yield chunk, rings[(number + chunk) % size], chunk // size
         return
-    rings = _rings(stage, across=False)
+    places = {replica: place for row in rings for place, replica in enumerate(row)}
     for chunk in range(part * size, (part + 1) * size):
-        for ring_of_group, group in zip(rings, stage.shard_groups, strict=True):
-            home = group[(number + chunk) % size]
-            yield chunk, _turned(ring_of_group, ring_of_group.index(home))
-
-
-def _turned(row: Sequence[int], first: int) -> tuple[int, ...]:
-    return (*row[first:], *row[:first])
+        for row, group in zip(rings, stage.shard_groups, strict=True):
+            yield chunk, row, places[group[(number + chunk) % size]]
 
 
 def hops(collective: Collective, around: Ring, first: int = 0) -> Iterator[Hop]:
     """Yield the transfers of a collective, round by round, from one of the rounds on."""
-    place = {replica: number for number, replica in enumerate(around.replicas)}
+    places = {replica: number for number, replica in enumerate(around.replicas)}
     behind = 1 if collective.mode == "reduce" else 0
     begin, paused = collective.start_ns, dict(collective.pauses)
     stage, across = around.stage, around.across
@@ -245,9 +239,10 @@ def hops(collective: Collective, around: Ring, first: int = 0) -> Iterator[Hop]:
             part, passed = divmod(number, each)
             if not ways or not passed:
                 ways = [*_list_ways(stage, collective.stage, part, across=across)]
-            for chunk, way in ways:
-                source, target = (way[(behind + passed + n) % len(way)] for n in range(2))
-                at = place[source]
+            for chunk, row, home in ways:
+                begun = home + behind + passed
+                source, target = (row[place % len(row)] for place in (begun, begun + 1))
+                at = places[source]
                 yield Hop(begin + around.delays_ns[at], chunk, source, target, at)
         begin += around.round_ns
 
