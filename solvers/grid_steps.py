@@ -62,6 +62,8 @@ def _may_fit(problem: Problem, stages: list[Stage], number: int) -> bool:
     if stage.shard != "none":
         optimizer = sum(layer.optimizer_bytes or 0 for layer in layers)
         fixed -= optimizer - -(-optimizer // replicas)
+        experts = sum(layer.expert_optimizer_bytes or 0 for layer in layers)
+        fixed -= experts - -(-experts // max(1, replicas // problem.chain.expert))
     fixed += max(layer.workspace_bytes or 0 for layer in layers)
     in_flight = min(_rounds(problem, stages), len(stages) - number)
     return fixed + in_flight * held["F", "B"] <= problem.platform.gpus[0].usable_bytes

@@ -181,6 +181,8 @@ class StageChain:
         if stage.shard == "optimizer":
             state = sum(layer.optimizer_bytes or 0 for layer in layers)
             fixed -= state - -(-state // len(stage.gpus))
+            experts = sum(layer.expert_optimizer_bytes or 0 for layer in layers)
+            fixed -= experts - -(-experts // max(1, len(stage.gpus) // self.problem.chain.expert))
         return StageCost(forward, backward, recompute, fixed, held["F", "B"])
 
     def _items(self) -> list[ChainItem]:
