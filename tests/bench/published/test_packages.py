@@ -58,21 +58,32 @@ def test_every_test_has_rows() -> None:
     assert found <= {*load_tests()}
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Two packages, whose predictions take no time."""
-    folder = tmp_path / "tables"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Tables of two packages, whose predictions take no time; these, and what was printed."""
+    folder = tmp_path_factory.mktemp("published")
     for name in ("korthikanti", "sailor"):
-        shutil.copytree(SHIPPED / name, folder / name)
-    return folder
+        shutil.copytree(SHIPPED / name, folder / "tables" / name)
+    return folder, printed(*command(folder))
 
 
-def test_the_command_writes_rows_and_tests_and_goes_on(small: Path, tmp_path: Path) -> None:
-    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
-    shown = printed(*arguments)
+@pytest.fixture
+def own(written: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy of both, to change."""
+    return shutil.copytree(written[0], tmp_path / "own")
+
+
+def command(folder: Path) -> tuple[str | Path, ...]:
+    return ("bench", "published", "--data", folder / "tables", "-o", folder / "out")
+
+
+def test_the_command_writes_rows_and_tests_and_goes_on(
+    written: tuple[Path, str], own: Path
+) -> None:
+    shown = written[1]
     assert "published.json" in shown
     assert "korthikanti" in shown
-    path = tmp_path / "out" / "published.json"
+    path = own / "out" / "published.json"
     document = json.loads(path.read_text())
     assert {"rows", "tests", "unpredicted", "date", "machine", "schedopt"} <= document.keys()
     step = next(row for row in document["tests"] if row["test"] == "a step")
@@ -84,56 +95,48 @@ def test_the_command_writes_rows_and_tests_and_goes_on(small: Path, tmp_path: Pa
         assert row["error_percent"] == pytest.approx(
             100 * (row["predicted"] / row["measured"] - 1), abs=1e-3
         )
-    assert (tmp_path / "out" / "published.svg").is_file()
-    text = (tmp_path / "out" / "published.md").read_text()
+    assert (own / "out" / "published.svg").is_file()
+    text = (own / "out" / "published.md").read_text()
     assert "plan_config_N2_D1" in text
     # What is there is not done again.
     del document["rows"][0], document["tests"]
     path.write_text(json.dumps(document))
-    printed(*arguments)
+    printed(*command(own))
     again = json.loads(path.read_text())
     assert len(again["rows"]) == len(document["rows"]) + 1
     assert next(row for row in again["tests"] if row["test"] == "a step") == step
 
 
-def test_other_tables_are_not_mixed(small: Path, tmp_path: Path) -> None:
-    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
-    printed(*arguments)
-    shutil.rmtree(small / "sailor")
-    done = run(*arguments)
+def test_other_tables_are_not_mixed(own: Path) -> None:
+    shutil.rmtree(own / "tables" / "sailor")
+    done = run(*command(own))
     assert done.returncode == 2
     (said,) = done.stderr.strip().splitlines()
     for word in ("published.json", "data", "tables", "changed", "--anew"):
         assert word in said
-    assert "korthikanti" in printed(*arguments, "--anew")
+    assert "korthikanti" in printed(*command(own), "--anew")
 
 
-def test_where_the_program_has_changed_all_rows_are_predicted_anew(
-    small: Path, tmp_path: Path
-) -> None:
-    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
-    printed(*arguments)
-    path = tmp_path / "out" / "published.json"
+def test_where_the_program_has_changed_all_rows_are_predicted_anew(own: Path) -> None:
+    path = own / "out" / "published.json"
     document = json.loads(path.read_text())
     stale = [{**row, "predicted": 1, "error_percent": -100} for row in document["rows"]]
     # As it is, a row is kept; of another program, or of one that did not say, it is not.
     path.write_text(json.dumps({**document, "rows": stale}))
-    printed(*arguments)
+    printed(*command(own))
     assert json.loads(path.read_text())["rows"] == stale
     for program in ("other", None):
         path.write_text(json.dumps({**document, "rows": stale, "program": program}))
-        printed(*arguments)
+        printed(*command(own))
         again = json.loads(path.read_text())
         assert (again["rows"], again["program"]) == (document["rows"], document["program"])
 
 
-def test_figures_of_another_version_are_not_mixed(small: Path, tmp_path: Path) -> None:
-    arguments = ("bench", "published", "--data", small, "-o", tmp_path / "out")
-    printed(*arguments)
-    path = tmp_path / "out" / "published.json"
+def test_figures_of_another_version_are_not_mixed(own: Path) -> None:
+    path = own / "out" / "published.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "schedopt": "0.0.1"}))
-    done = run(*arguments)
+    done = run(*command(own))
     assert done.returncode == 2
     (said,) = done.stderr.strip().splitlines()
     for word in ("published.json", "schedopt", "0.0.1", "--anew"):
