@@ -56,7 +56,7 @@ def bench_claims(
     if output is not None:
         text = tables_beside(output)
         picture_suffix(output.with_suffix(".svg"))
-    wanted = [(claim, load_computation(claim)) for claim in chosen]
+    computations = [(claim, load_computation(claim)) for claim in chosen]
     rows = {} if only is None or output is None else load_rows(output)
     kept = 0
 
@@ -70,7 +70,7 @@ def bench_claims(
         typer.echo(f"{claim.id}: {result.verdict}, {seconds:.1f} s")
 
     with progress_bar() as show:
-        complete = run_claims(wanted, keep, show)
+        complete = run_claims(computations, keep, show)
     if output is not None and kept:
         typer.echo(f"Results in {output}, text in {text}")
     elif complete:

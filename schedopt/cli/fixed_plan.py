@@ -21,16 +21,18 @@ def say_what_it_has(plan: Plan, result: Result, name: str) -> str | None:
     from schedopt.solving import still_valid
 
     period = plan.pattern.period
-    asked = result.problem.scope
-    if plan.scope.microbatches != asked.microbatches:
+    requested = result.problem.scope
+    if plan.scope.microbatches != requested.microbatches:
         return None
     if result.period is not None and result.period <= period:
         return None
-    wider, words, options = _wider(plan, asked)
+    wider, words, options = _wider(plan, requested)
     if still_valid(plan, replace(result.problem, scope=wider)) is None:
         wider = replace(wider, memory="peak")
         words, options = [*words, "memory read as its peak"], [*options, "--memory peak"]
-        if asked.memory == "peak" or not still_valid(plan, replace(result.problem, scope=wider)):
+        if requested.memory == "peak" or not still_valid(
+            plan, replace(result.problem, scope=wider)
+        ):
             return None
     if not words:
         return None

@@ -70,9 +70,9 @@ _CALL: Final = re.compile(r"\b([A-Za-z_]+)\((\w+=[^)]*)\)")
 
 def report(error: SchedoptError) -> int:
     """Print an error in one line, and return the exit code: 2 for bad input, 1 for all else."""
-    said = with_options(error) if isinstance(error, InputError) else error
-    print(f"Error: {said}", file=sys.stderr, flush=True)
-    tell_torchrun(f"Error: {said}")
+    shown = with_options(error) if isinstance(error, InputError) else error
+    print(f"Error: {shown}", file=sys.stderr, flush=True)
+    tell_torchrun(f"Error: {shown}")
     return 2 if isinstance(error, InputError) else 1
 
 
@@ -81,20 +81,20 @@ def with_options(error: InputError) -> InputError:
 
     ``Scope.recompute`` becomes ``--recompute``, and ``Scope(max_k=2)`` becomes ``--max-k 2``.
     """
-    said = _CALL.sub(_say_call, error.way_out)
-    said = _NAME.sub(lambda name: OPTIONS.get(name[0], name[0]), said)
-    return InputError(error.rule, field=error.field, way_out=said, source=error.source)
+    way_out = _CALL.sub(_say_call, error.way_out)
+    way_out = _NAME.sub(lambda name: OPTIONS.get(name[0], name[0]), way_out)
+    return InputError(error.rule, field=error.field, way_out=way_out, source=error.source)
 
 
 def _say_call(call: re.Match[str]) -> str:
     """Return the options of a call with keywords; the call where one has no option."""
     if call[0] in OPTIONS:
         return OPTIONS[call[0]]
-    given = [part.partition("=") for part in call[2].split(", ")]
-    options = [OPTIONS.get(f"{call[1]}.{name}") for name, _, _ in given]
+    arguments = [part.partition("=") for part in call[2].split(", ")]
+    options = [OPTIONS.get(f"{call[1]}.{name}") for name, _, _ in arguments]
     if None in options:
         return call[0]
-    values = (value.strip('"') for _, _, value in given)
+    values = (value.strip('"') for _, _, value in arguments)
     return " ".join(f"{option} {value}" for option, value in zip(options, values, strict=True))
 
 

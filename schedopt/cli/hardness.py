@@ -56,8 +56,8 @@ def bench_hardness(
         extent, output = QUICK if quick else FULL, output or RESULTS / "hardness.jsonl"
         run_suite(SUITE, lambda file: batches(extent, file.records), effort, output, resume)
         return
-    for option, given in (("--quick", quick), ("--output", output is not None)):
-        if given:
+    for option, is_given in (("--quick", quick), ("--output", output is not None)):
+        if is_given:
             raise InputError(
                 "given beside --instance, which answers one chain and writes no figures",
                 field=option,

@@ -71,11 +71,11 @@ class LaunchOptions:
         from schedopt.importing.launches import LAUNCH_SOURCES
 
         is_launch = source in LAUNCH_SOURCES
-        own = dict.fromkeys(("stages", "partition", "tensor_parallel"), "deepspeed-json")
-        own |= dict.fromkeys(("config", "arguments"), "torchtitan-toml")
+        sources = dict.fromkeys(("stages", "partition", "tensor_parallel"), "deepspeed-json")
+        sources |= dict.fromkeys(("config", "arguments"), "torchtitan-toml")
         for field in fields(self):
             option = f"--{field.name.replace('_', '-')}"
-            allowed = source == own[field.name] if field.name in own else is_launch
+            allowed = source == sources[field.name] if field.name in sources else is_launch
             if getattr(self, field.name) and not allowed:
                 raise InputError(
                     f"{source} has no such thing",

@@ -288,7 +288,9 @@ def load_profile(
         with naming_options():
             if samples is not None:
                 profile = profile.with_size(samples)
-            variants = (replace(one, chain=changed(one.chain)) for one in profile.variants)
+            variants = (
+                replace(variant, chain=changed(variant.chain)) for variant in profile.variants
+            )
             return replace(profile, variants=tuple(variants))
     except InputError as error:
         raise (error if error.field.startswith("--") else error.in_file(str(path))) from None
@@ -325,15 +327,15 @@ def check_outputs(named: Mapping[str, Path | None], *, picture: Path | None = No
         taken[path] = option
 
 
-def parse_counts(text: str, field: str = "--gpus", what: str = "GPUs") -> list[int]:
+def parse_counts(text: str, field: str = "--gpus", noun: str = "GPUs") -> list[int]:
     """Return the numbers of GPUs, or of something else, that were typed: ``2,4,8``."""
-    return [_count(part, field, what) for part in text.split(",")]
+    return [_count(part, field, noun) for part in text.split(",")]
 
 
-def _count(text: str, field: str, what: str) -> int:
+def _count(text: str, field: str, noun: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 4096:
         raise InputError(
-            f"{text!r:.60} is not a number of {what}", field=field, way_out="Give 1 to 4096: 2,4,8"
+            f"{text!r:.60} is not a number of {noun}", field=field, way_out="Give 1 to 4096: 2,4,8"
         )
     return int(text)
 

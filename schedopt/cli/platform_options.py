@@ -80,26 +80,26 @@ class PlatformOptions:
                         field=f"--{name}",
                         way_out="Give other nodes: --platform FILE",
                     )
-        own = self._as_many(plan)
-        typed = self._linked_as(plan)._platform(own)
-        made = typed.gpus
+        file_gpus = self._as_many(plan)
+        typed = self._linked_as(plan)._platform(file_gpus)
+        gpus = typed.gpus
         if self.reserved is None:
-            pairs = zip(made, own, strict=True)
-            made = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
-        return (typed if plan.network is None else plan).with_gpus(made)
+            pairs = zip(gpus, file_gpus, strict=True)
+            gpus = tuple(replace(gpu, reserved_bytes=old.reserved_bytes) for gpu, old in pairs)
+        return (typed if plan.network is None else plan).with_gpus(gpus)
 
     def _as_many(self, plan: Platform) -> tuple[Gpu, ...]:
         """Return the GPUs of a plan, as many as were typed."""
-        own = plan.gpus
-        if self.gpus in (None, len(own)):
-            return own
+        file_gpus = plan.gpus
+        if self.gpus in (None, len(file_gpus)):
+            return file_gpus
         if not plan.uniform:
             raise InputError(
-                f"the GPUs of the plan differ, and it has {len(own)}",
+                f"the GPUs of the plan differ, and it has {len(file_gpus)}",
                 field="--gpus",
                 way_out="Leave it out, or fix a plan for equal GPUs",
             )
-        return own[:1] * (self.gpus or 1)
+        return file_gpus[:1] * (self.gpus or 1)
 
     def _linked_as(self, plan: Platform) -> PlatformOptions:
         """Return the same with what was not typed of links as in a plan."""
@@ -113,14 +113,16 @@ class PlatformOptions:
             duplex=self.duplex or link.duplex,
         )
 
-    def _platform(self, own: Sequence[Gpu]) -> Platform:
+    def _platform(self, file_gpus: Sequence[Gpu]) -> Platform:
         """Return the platform; of GPUs what was not typed is as in those of a plan."""
         with naming_options(OF_PLATFORM):
             return Platform(
-                len(own) if self.gpus is None else self.gpus,
-                [gpu.memory_bytes for gpu in own] if self.mem is None else self.mem.split(","),
+                len(file_gpus) if self.gpus is None else self.gpus,
+                [gpu.memory_bytes for gpu in file_gpus]
+                if self.mem is None
+                else self.mem.split(","),
                 reserved=self.reserved or 0,
-                speed=[gpu.speed for gpu in own] or "1"
+                speed=[gpu.speed for gpu in file_gpus] or "1"
                 if self.speed is None
                 else self.speed.split(","),
                 bandwidth=self.bandwidth,

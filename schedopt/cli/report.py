@@ -117,10 +117,10 @@ def _plan_page(
     progress(1, 3, "what it is compared with")
     named = [named_baseline(name, other, plan, count) for name, other in others]
     baselines = [*named, *usual_baselines(plan, count)]
-    ours = measure_plan(plan, count, file.name)
+    figures = measure_plan(plan, count, file.name)
     progress(2, 3, "the page")
     # Without the folders of whoever writes it.
-    return render_page(result, file=file.name, step=step, ours=ours, baselines=baselines)
+    return render_page(result, file=file.name, step=step, figures=figures, baselines=baselines)
 
 
 def _explorer_page(

@@ -225,10 +225,10 @@ def _check_gradients(report: Report) -> None:
 def _check_memory(report: Report) -> None:
     """End with exit code 5 if a rank took more memory than its GPU has."""
     for rank in report.over[:1]:
-        taken = format_bytes(report.measured.memory_bytes[rank])
+        used = format_bytes(report.measured.memory_bytes[rank])
         limit = format_bytes(report.plan.platform.gpus[report.gpus[rank]].usable_bytes)
         typer.echo(
-            f"rank {rank}: took {taken}, more than the {limit} of GPU {report.gpus[rank]} in the "
+            f"rank {rank}: took {used}, more than the {limit} of GPU {report.gpus[rank]} in the "
             "plan. Profile the model on this device again, and solve with what it says",
             err=True,
         )

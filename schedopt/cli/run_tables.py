@@ -24,11 +24,11 @@ def print_report(report: Report) -> None:
     """Print times, memory and operations, predicted and measured, and what they say."""
     console = make_console()
     job = report.job
-    what = job.model or "synthetic layers"
+    model = job.model or "synthetic layers"
     if job.stretch != 1:
-        what += f", times stretched by {job.stretch:g}"
+        model += f", times stretched by {job.stretch:g}"
     console.print(
-        f"{what}: {counted(len(report.gpus), 'rank')}, {job.backend}, "
+        f"{model}: {counted(len(report.gpus), 'rank')}, {job.backend}, "
         f"{counted(job.microbatches, 'micro-batch')} a step, {counted(job.steps, 'step')} timed",
         style="bold",
     )
@@ -72,8 +72,8 @@ def _print_memory(console: Console, report: Report) -> None:
         for place, (kind, before, after, most) in enumerate(kinds):
             name = "" if place else f"rank {rank}, GPU {gpu}"
             apart = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            taken = "" if after is None else format_bytes(after)
-            rows.append((name, kind, format_bytes(before or 0), taken, apart, most))
+            used = "" if after is None else format_bytes(after)
+            rows.append((name, kind, format_bytes(before or 0), used, apart, most))
     table = Table(
         title="Memory: the most at once",
         columns=("", "Memory", "Predicted", "Measured", "Difference", "Limit"),
@@ -162,15 +162,15 @@ def _notes(report: Report, cores: int, threads: int) -> Iterator[str]:
             f"{format_bytes(planned)}: the plan was made for another optimizer. Train with that "
             "one, or profile with this one and solve again."
         )
-    wanted = len(report.gpus) * threads if job.model is not None else 0
+    threads_in_all = len(report.gpus) * threads if job.model is not None else 0
     if job.backend == "logical":
         return
-    if wanted > cores:
+    if threads_in_all > cores:
         yield (
-            f"{wanted} threads share {cores} cores, so times say little. --synthetic shows whether "
-            "the order holds."
+            f"{threads_in_all} threads share {cores} cores, so times say little. --synthetic shows "
+            "whether the order holds."
         )
-    elif report.load + wanted > cores + 1:
+    elif report.load + threads_in_all > cores + 1:
         yield f"the machine was busy with other work (load {report.load:.1f}), so times say little."
 
 

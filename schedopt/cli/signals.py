@@ -31,8 +31,8 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 @contextmanager
 def quiet_end() -> Iterator[None]:
     """End the program on a signal with one line on standard error and exit code 128 + signal."""
-    ours = [number for number, usual in USUAL.items() if signal.getsignal(number) == usual]
-    for number in ours:
+    numbers = [number for number, usual in USUAL.items() if signal.getsignal(number) == usual]
+    for number in numbers:
         signal.signal(number, _end)
     try:
         yield
@@ -40,24 +40,24 @@ def quiet_end() -> Iterator[None]:
         # An import that is cut short may end in an error of another kind.
         if not _seen:
             raise
-        for number in ours:
+        for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         print(f"Ended by {_seen[0].name}.", file=sys.stderr)
         sys.exit(128 + _seen[0])
     finally:
         if not _seen:
-            for number in ours:
+            for number in numbers:
                 signal.signal(number, USUAL[number])
 
 
 @contextmanager
 def usual_signals() -> Iterator[None]:
     """Leave signals to what runs here, as if there were no `quiet_end`."""
-    ours = [number for number in USUAL if signal.getsignal(number) is _end]
-    for number in ours:
+    numbers = [number for number in USUAL if signal.getsignal(number) is _end]
+    for number in numbers:
         signal.signal(number, USUAL[number])
     try:
         yield
     finally:
-        for number in ours:
+        for number in numbers:
             signal.signal(number, _end)

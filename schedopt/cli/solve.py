@@ -214,8 +214,8 @@ def solve_chain(
     if output is not None and result.plan is not None:
         result.save(output)
     _print(result, output, as_json)
-    if fixed is not None and (said := say_what_it_has(fixed, result, str(fix))):
-        typer.echo(said, err=as_json)
+    if fixed is not None and (remark := say_what_it_has(fixed, result, str(fix))):
+        typer.echo(remark, err=as_json)
     raise typer.Exit(EXITS[result.status])
 
 

@@ -94,19 +94,19 @@ def bench_solvers(
     check_outputs(output, endings=(".jsonl",))
     best_known = output.with_name("bks.json")
     check_writable(best_known)
-    own = None if chains is None else cases.load_chains(chains)
+    own_chains = None if chains is None else cases.load_chains(chains)
     file = RecordFile(output, load_runs(output, here=dask is None) if resume else ())
     known = BestKnownFile(best_known)
     try:
-        if own is None:
+        if own_chains is None:
             # Chains by rule do not say what updates need.
             by_rule = cases.family_chains() if batches is None else []
-            ours = [*shipped_chains(), *by_rule]
-            ours = [chain for chain in ours if not quick or chain.name in cases.QUICK_CHAINS]
-            instances = [*grid.instances(ours)]
+            loaded = [*shipped_chains(), *by_rule]
+            loaded = [chain for chain in loaded if not quick or chain.name in cases.QUICK_CHAINS]
+            instances = [*grid.instances(loaded)]
             instances += cases.theorem_instances() if batches is None else ()
         else:
-            instances = [*grid.instances(own)]
+            instances = [*grid.instances(own_chains)]
         with naming_options({"batch": "batches"}):
             runs = plan_runs(instances, methods, effort)
     except KeyboardInterrupt:
@@ -180,15 +180,16 @@ def _tell_of_others(runs: Sequence[MethodRun], records: Sequence[Record], output
 
     wanted = {identity(run.record): limits(run.record) for run in runs}
     of_wanted = [record for record in records if identity(record) in wanted]
-    done = {identity(one) for one in of_wanted if limits(one) == wanted[identity(one)]}
+    done = {identity(record) for record in of_wanted if limits(record) == wanted[identity(record)]}
     others = [record for record in of_wanted if identity(record) not in done]
     if others:
-        said = dict.fromkeys(
+        conditions = dict.fromkeys(
             "schedopt {schedopt}, seed {seed}, {time_limit_s:g} s".format(**other.conditions)
             for other in others
         )
         typer.echo(
             f"{len({*map(identity, others)})} runs in {output} were made otherwise "
-            f"({'; '.join(said)}): they stay there and are done again, and the last of them count.",
+            f"({'; '.join(conditions)}): they stay there and are done again, and the last "
+            "of them count.",
             err=True,
         )

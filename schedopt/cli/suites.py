@@ -87,10 +87,10 @@ def suite_command(name: str, epilog: str = EXIT_CODES, **defaults: str) -> Calla
         for option in hints.keys() & OPTIONS.keys():
             if hasattr(hints[option], "__metadata__"):
                 continue
-            said = OPTIONS[option]
+            help_text = OPTIONS[option]
             if option in defaults:
-                said = f"{said} Default: {defaults[option]}."
-            function.__annotations__[option] = Annotated[hints[option], said]
+                help_text = f"{help_text} Default: {defaults[option]}."
+            function.__annotations__[option] = Annotated[hints[option], help_text]
         text = inspect.getdoc(function) or ""
         if "resume" in hints:
             before, _, examples = text.partition("\n\nExamples\n")
@@ -169,9 +169,9 @@ def finish(suite: Suite, records: Sequence[Record], output: Path) -> None:
     typer.echo(f"Figures in {output}, tables in {tables}{drawn}")
 
 
-def interrupted(what: str) -> NoReturn:
+def interrupted(outcome: str) -> NoReturn:
     """End a command that somebody asked to stop."""
-    typer.echo(f"Interrupted. {what}", err=True)
+    typer.echo(f"Interrupted. {outcome}", err=True)
     raise typer.Exit(130)
 
 

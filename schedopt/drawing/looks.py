@@ -37,9 +37,9 @@ SENT: Final = {
 }
 
 
-def hatch(what: str) -> str:
+def hatch(kind: str) -> str:
     """Return the hatch of an operation or a transfer."""
-    return SENT[what][1] if what in SENT else HATCHES.get(what, "")
+    return SENT[kind][1] if kind in SENT else HATCHES.get(kind, "")
 
 
 def colour(chart: Chart, box: Box) -> tuple[float, float, float]:

@@ -129,8 +129,8 @@ def _draw_boxes(
     from matplotlib.patches import Rectangle
 
     inch = TIMELINE / chart.length_ns
-    for what in dict.fromkeys(box.what for box in boxes):
-        same = [box for box in boxes if box.what == what]
+    for kind in dict.fromkeys(box.what for box in boxes):
+        same = [box for box in boxes if box.what == kind]
         # Outlines and hatches would hide boxes of a few pixels.
         broad = sum(box.end_ns - box.start_ns for box in same) / len(same) * inch > 0.04
         axes.add_collection(
@@ -139,7 +139,7 @@ def _draw_boxes(
                 facecolors=[colour(chart, box) for box in same],
                 edgecolors="#555555" if broad else "face",
                 linewidths=min(0.4, 2 * height) if broad else 0.2,
-                hatch=hatch(what) if broad and height > 0.06 else "",
+                hatch=hatch(kind) if broad and height > 0.06 else "",
                 zorder=2,
             )
         )
@@ -310,20 +310,20 @@ def _draw_legend(figure: Figure, chart: Chart, height: float) -> None:
     from matplotlib.patches import Patch
 
     boxes = [box for row in (*chart.gpus, *chart.links) for box in row.boxes]
-    whats = [name for name in NAMES if any(box.what == name for box in boxes)]
+    kinds = [name for name in NAMES if any(box.what == name for box in boxes)]
     caption = f"The colour is the stage. {chart.legend}."
     work = []
     if _is_coarse(chart):
-        whats, caption = [], "Too many operations to draw each."
+        kinds, caption = [], "Too many operations to draw each."
         work.append(Patch(facecolor=BUSY, label="share of the time that is busy"))
-    for what in whats:
-        sample = Box(0, 1, what, 0, 0)
+    for kind in kinds:
+        sample = Box(0, 1, kind, 0, 0)
         work.append(
             Patch(
                 facecolor=colour(chart, sample),
                 edgecolor="#333333",
-                hatch=hatch(what),
-                label=NAMES[what],
+                hatch=hatch(kind),
+                label=NAMES[kind],
             )
         )
     memory = []

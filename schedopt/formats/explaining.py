@@ -93,8 +93,12 @@ def _of_one_member(error: ValidationError) -> list[dict[str, Any]]:
 
     There pydantic reports both, with the name of the class behind that of the field.
     """
-    problems: list[dict[str, Any]] = [{**one} for one in error.errors(include_url=False)]
-    either = {one["loc"][:-1]: one["input"] for one in problems if one["loc"][-1:] == ("str",)}
+    problems: list[dict[str, Any]] = [{**problem} for problem in error.errors(include_url=False)]
+    either = {
+        problem["loc"][:-1]: problem["input"]
+        for problem in problems
+        if problem["loc"][-1:] == ("str",)
+    }
     found = []
     for problem in problems:
         place, kept = problem["loc"], True
@@ -123,8 +127,8 @@ def _names_at(kind: Any, location: Sequence[int | str]) -> list[str]:
     return [field.name for field in fields(kind)] if is_dataclass(kind) else []
 
 
-def _words(kind: str, context: Mapping[str, Any], given: object) -> tuple[str, str]:
-    shown = f"{json.dumps(given, default=str):.60}"
+def _words(kind: str, context: Mapping[str, Any], value: object) -> tuple[str, str]:
+    shown = f"{json.dumps(value, default=str):.60}"
     if kind == "missing":
         return "is missing", "Add it"
     if kind.startswith("int"):

@@ -162,8 +162,8 @@ def _check_format(document: dict[str, Any], expected: Sequence[str]) -> None:
         raise InputError(
             "is missing", field="format", way_out=f'The first line is "format": "{expected[0]}"'
         )
-    other = KINDS.get(found) if isinstance(found, str) else None
+    actual = KINDS.get(found) if isinstance(found, str) else None
     rule = f"{found!r:.60} is not supported here"
-    if other is not None:
-        rule = f"this is {other}, not {' or '.join(KINDS[name] for name in expected)}"
+    if actual is not None:
+        rule = f"this is {actual}, not {' or '.join(KINDS[name] for name in expected)}"
     raise InputError(rule, field="format", way_out=f"Give a {' or '.join(expected)} file")

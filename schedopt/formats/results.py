@@ -141,10 +141,10 @@ def result_from_document(document: dict[str, Any]) -> Result:
     _move_shards(document)
     plan = _plan(document)
     _check_same_chain(plan.chain, sha256)
-    asked = {name: document[name] for name in document if name not in ("pattern", "stages")}
+    problem = {name: document[name] for name in document if name not in ("pattern", "stages")}
     if plan.scope.allocation == "fixed":
-        asked["stages"] = document["stages"]
-    return replace(build(Result, {**known, "problem": asked}), plan=plan, problem=plan.problem)
+        problem["stages"] = document["stages"]
+    return replace(build(Result, {**known, "problem": problem}), plan=plan, problem=plan.problem)
 
 
 def _move_shards(document: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def refuse_invalid(result: Result, name: str, *, too_large: bool = False) -> Non
         Naming the plan and what is wrong.
     """
     found = () if result.plan is None else check(result.plan)
-    wrong = [each for each in found if not (too_large and each.kind == "memory")]
+    wrong = [violation for violation in found if not (too_large and violation.kind == "memory")]
     if wrong:
         raise InputError(
             f"the plan of {name} is not valid: {wrong[0]}", way_out="Make the file again"

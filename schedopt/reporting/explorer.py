@@ -145,9 +145,9 @@ def _simulated(entry: Entry, room: int) -> Simulation | str | None:
 def _document(entry: Entry, rows: Table) -> dict[str, Any]:
     """Return what is known of an entry without a plan."""
     names = zip(rows.columns[rows.keys :], entry.cells[rows.keys :], strict=True)
-    said = []
+    sentences = []
     if entry.result is not None and entry.result.plan is not None:
-        said = [*map(unbroken, bound_sentences(entry.result))]
+        sentences = [*map(unbroken, bound_sentences(entry.result))]
     return {
         "at": entry.at,
         "name": unbroken(entry.name),
@@ -157,7 +157,7 @@ def _document(entry: Entry, rows: Table) -> dict[str, Any]:
         "bound": None if entry.bound is None else float(entry.bound),
         "line": entry.line,
         "filled": entry.filled,
-        "said": said,
+        "said": sentences,
         "tables": [],
         "lacking": unbroken(entry.lacking),
     }

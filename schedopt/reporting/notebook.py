@@ -53,18 +53,18 @@ def show_progress() -> Callable[[Progress], None]:
             stages = table(alike_together(stage_table(PlanReport(drawn))))
             # A tenth of the time at most, which is that of the search.
             due = monotonic() + 9 * (monotonic() - begin)
-        said = f"{progress.seconds:.1f} s: {progress}"
-        place.update(HTML(f"{paragraphs([said])}\n{stages}"))
+        text = f"{progress.seconds:.1f} s: {progress}"
+        place.update(HTML(f"{paragraphs([text])}\n{stages}"))
 
     return show
 
 
 def show_result(result: Result) -> str:
     """Return what was found, or why nothing was, as HTML."""
-    said = result.verdict[0].upper() + result.verdict[1:]
+    verdict = result.verdict[0].upper() + result.verdict[1:]
     if result.plan is None or result.period is None:
-        return paragraphs([f"No plan. {said}.", f"Scope: {result.problem.scope}."])
-    begin = f"Period {format_duration(result.period)}. {said}."
+        return paragraphs([f"No plan. {verdict}.", f"Scope: {result.problem.scope}."])
+    begin = f"Period {format_duration(result.period)}. {verdict}."
     return paragraphs([begin]) + _show(result)
 
 

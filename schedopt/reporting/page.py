@@ -48,11 +48,11 @@ FEW_GPUS: Final = 8
 
 
 def render_page(
-    result: Result, *, file: str, step: Simulation, ours: Figures, baselines: Sequence[Baseline]
+    result: Result, *, file: str, step: Simulation, figures: Figures, baselines: Sequence[Baseline]
 ) -> str:
     """Return a page about a valid plan: the same one for the same plan.
 
-    `file` is that of the plan, for the commands; `ours` is what the plan costs.
+    `file` is that of the plan, for the commands; `figures` is what the plan costs.
     """
     plan, report = step.plan, PlanReport(step.plan)
     few = len({gpu for stage in plan.stages for gpu in stage.every_gpu}) <= FEW_GPUS
@@ -83,8 +83,8 @@ def render_page(
         scope=described(scope_items(result.problem.scope)),
         bounds=_bounds(result),
         ladder=_ladder(result),
-        compared=paragraphs([say_best(ours, baselines)]),
-        comparison=table(comparison_table(ours, baselines, plan.scope.memory)),
+        compared=paragraphs([say_best(figures, baselines)]),
+        comparison=table(comparison_table(figures, baselines, plan.scope.memory)),
         commands="\n".join(
             f"<dt><code>{escape(line)}</code></dt><dd>{escape(text)}</dd>"
             for line, text in commands(plan, file, step)
@@ -118,8 +118,8 @@ def _verdict(result: Result) -> str:
     by = ""
     if result.ladder:
         by = f" Found by the solver {result.solver}; the search took {result.seconds:.1f} s."
-    said = result.verdict[0].upper() + result.verdict[1:]
-    return f"Period {format_duration(period)}. {said}.{by}"
+    verdict = result.verdict[0].upper() + result.verdict[1:]
+    return f"Period {format_duration(period)}. {verdict}.{by}"
 
 
 def _step_sentences(step: Simulation) -> Iterator[str]:
@@ -157,14 +157,14 @@ def _bounds(result: Result) -> str:
     """Return all that was proven, folded away; nothing if that is one bound, or none."""
     if len(result.bounds) < 2:
         return ""
-    asked = result.problem.scope
+    scope = result.problem.scope
     rows = Table(
         title="Bounds",
         columns=("Bound", "Speaks of this plan", "Why it holds", "Scope"),
         rows=tuple(
             (
                 format_duration(bound.period),
-                "yes" if bound.scope.covers(asked) else "no",
+                "yes" if bound.scope.covers(scope) else "no",
                 printable(readable(str(bound.proof))),
                 readable(str(bound.scope)),
             )

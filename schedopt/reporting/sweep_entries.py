@@ -59,36 +59,36 @@ def explore_sweeps(
     model = _one_model(sweeps)
     found: dict[tuple[int, int, int, int], _Found] = {}
     for file, sweep in sweeps:
-        for each in _points_of(file, sweep, model):
-            if each.key in found:
+        for point in _points_of(file, sweep, model):
+            if point.key in found:
                 raise InputError(
-                    f"has a point for {each.row.point.cell}, and a file before it has, too",
+                    f"has a point for {point.row.point.cell}, and a file before it has, too",
                     way_out="Give sweeps that differ in GPUs, memory, bandwidth or --batch",
                     source=file,
                 )
-            found[each.key] = each
-    several = len({each.batch for each in found.values()}) > 1
+            found[point.key] = point
+    several = len({point.batch for point in found.values()}) > 1
     axes = [sorted({key[axis] for key in found}) for axis in range(4)]
-    lines = sorted({each.line for each in found.values()})
+    lines = sorted({point.line for point in found.values()})
     count = microbatches or max(map(_usual, found.values()), default=1)
     entries = tuple(
         Entry(
             at=tuple(values.index(value) for values, value in zip(axes, key, strict=True)),
-            name=_name(each, several),
-            cells=(*((_say_batch(each.batch),) if several else ()), *each.cells),
-            memory_bytes=each.row.point.memory_bytes,
-            time=each.row.point.period,
-            bound=each.row.point.bound,
-            line=lines.index(each.line),
-            filled=each.row.pareto,
-            result=each.result,
-            microbatches=each.result.problem.scope.microbatches or count,
-            lacking="" if each.result.plan is not None else f"No plan: {_why_none(each)}.",
+            name=_name(point, several),
+            cells=(*((_say_batch(point.batch),) if several else ()), *point.cells),
+            memory_bytes=point.row.point.memory_bytes,
+            time=point.row.point.period,
+            bound=point.row.point.bound,
+            line=lines.index(point.line),
+            filled=point.row.pareto,
+            result=point.result,
+            microbatches=point.result.problem.scope.microbatches or count,
+            lacking="" if point.result.plan is not None else f"No plan: {_why_none(point)}.",
         )
-        for key, each in sorted(found.items())
+        for key, point in sorted(found.items())
     )
     first = sweep_table(sweeps[0][1])
-    said = (
+    columns = (
         tuple(map(str, axes[0])),
         tuple(map(format_bytes, axes[1])),
         tuple("free" if rate == 2**62 else format_bandwidth(rate) for rate in axes[2]),
@@ -99,7 +99,9 @@ def explore_sweeps(
     return Exploration(
         title=f"What memory, GPUs and links buy: {printable(model.name) or 'unnamed model'}",
         lead=f"{counted(len(entries), 'point')}, each with its plan and its bound. Scope: {scope}.",
-        axes=tuple(Axis(name=name, values=one) for name, one in zip(names, said, strict=True)),
+        axes=tuple(
+            Axis(name=name, values=column) for name, column in zip(names, columns, strict=True)
+        ),
         table=Table(
             title="Every point",
             columns=(*(("Batch",) if several else ()), *first.columns),
@@ -172,11 +174,11 @@ def _name(found: _Found, several: bool) -> str:
 def _name_line(
     found: dict[tuple[int, int, int, int], _Found], line: tuple[int, int, int], several: bool
 ) -> str:
-    each = next(one for one in found.values() if one.line == line)
-    rate = each.row.point.bandwidth_bytes_per_s
+    point = next(candidate for candidate in found.values() if candidate.line == line)
+    rate = point.row.point.bandwidth_bytes_per_s
     links = "free transfers" if rate is None else format_bandwidth(rate)
-    batch = f", {_say_batch(each.batch)}" if several else ""
-    return f"{counted(each.row.point.gpus, 'GPU')}, {links}{batch}"
+    batch = f", {_say_batch(point.batch)}" if several else ""
+    return f"{counted(point.row.point.gpus, 'GPU')}, {links}{batch}"
 
 
 def _say_batch(batch: int | None) -> str:

@@ -123,8 +123,8 @@ def say_fold(plan: Plan) -> str:
     """Return what the parts of a fold are, in words."""
     fold = plan.pattern.fold
     used = {gpu for stage in plan.stages for gpu in stage.every_gpu}
-    each = f"{len(used) // fold} GPUs and {plan.pattern.k // fold} micro-batches"
-    return f"{fold} equal parts, each of {each}"
+    part = f"{len(used) // fold} GPUs and {plan.pattern.k // fold} micro-batches"
+    return f"{fold} equal parts, each of {part}"
 
 
 def layer_range(stage: Stage) -> str:
@@ -265,24 +265,28 @@ def ladder_table(result: Result, say_note: Callable[[Note | str], str] = str) ->
     )
 
 
-def comparison_table(ours: Figures, baselines: Sequence[Baseline], reading: MemoryReading) -> Table:
+def comparison_table(
+    of_plan: Figures, baselines: Sequence[Baseline], reading: MemoryReading
+) -> Table:
     """Return a row for the plan, and one for each baseline, with memory in a reading."""
     from schedopt.comparing.baselines import Baseline
 
-    rows = [Baseline(name="This plan", figures=ours), *baselines]
+    rows = [Baseline(name="This plan", figures=of_plan), *baselines]
     return Table(
         title="This plan next to others for the same model",
         columns=(
             *("Plan", "Period", "Step", "Micro-batches", "Most memory of a GPU"),
             *("Fits", "This plan is", "Note"),
         ),
-        rows=tuple(tuple(_comparison_cells(row, ours, reading)) for row in rows),
+        rows=tuple(tuple(_comparison_cells(row, of_plan, reading)) for row in rows),
         left=("Plan",),
         words=("Note",),
     )
 
 
-def _comparison_cells(baseline: Baseline, ours: Figures, reading: MemoryReading) -> Iterator[str]:
+def _comparison_cells(
+    baseline: Baseline, of_plan: Figures, reading: MemoryReading
+) -> Iterator[str]:
     figures = baseline.figures
     yield printable(baseline.name)
     if figures is None:
@@ -293,18 +297,18 @@ def _comparison_cells(baseline: Baseline, ours: Figures, reading: MemoryReading)
     yield str(figures.microbatches)
     yield format_bytes(figures.most_bytes(reading))
     yield "no" if figures.over_bytes else "yes"
-    yield "-" if figures is ours else _times(ours, figures)
+    yield "-" if figures is of_plan else _times(of_plan, figures)
     yield baseline.note
 
 
-def _times(ours: Figures, other: Figures) -> str:
+def _times(of_plan: Figures, other: Figures) -> str:
     """Say how a step of ours compares, for each of its samples."""
-    if not ours.step_of_sample or not other.step_of_sample:
+    if not of_plan.step_of_sample or not other.step_of_sample:
         return "-"
-    return f"{float(other.step_of_sample / ours.step_of_sample):.2f} times as fast"
+    return f"{float(other.step_of_sample / of_plan.step_of_sample):.2f} times as fast"
 
 
-def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
+def say_best(of_plan: Figures, baselines: Sequence[Baseline]) -> str:
     """Return in a sentence how the plan compares with the best baseline that fits."""
     fitting = [
         (row.figures, row.name)
@@ -315,6 +319,6 @@ def say_best(ours: Figures, baselines: Sequence[Baseline]) -> str:
         return "None of what it is compared with fits into the memory of the GPUs."
     best, name = min(fitting, key=lambda pair: pair[0].step_of_sample)
     return (
-        f"In a step of {ours.microbatches} micro-batches this plan is {_times(ours, best)} as the "
-        f"best of the others, {printable(name)}."
+        f"In a step of {of_plan.microbatches} micro-batches this plan is {_times(of_plan, best)} "
+        f"as the best of the others, {printable(name)}."
     )

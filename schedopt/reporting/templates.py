@@ -73,22 +73,22 @@ def shown_in(plans: Collection[Plan]) -> list[Kind | Tensor]:
         *(transfer.tensor for pattern in patterns for transfer in pattern.transfers),
         *(collective.tensor for pattern in patterns for collective in pattern.collectives),
     }
-    return [what for what in NAMES if what in there]
+    return [kind for kind in NAMES if kind in there]
 
 
 def _looks(shown: Sequence[Kind | Tensor]) -> dict[str, Any]:
     return {
-        "names": {what: NAMES[what] for what in shown},
-        "letters": {what: LETTERS.get(what, what) for what in shown},
-        "hatches": {what: hatch(what)[:1] for what in shown},
+        "names": {kind: NAMES[kind] for kind in shown},
+        "letters": {kind: LETTERS.get(kind, kind) for kind in shown},
+        "hatches": {kind: hatch(kind)[:1] for kind in shown},
         "colours": list(COLOURS),
-        "sent": {what: SENT[what][0] for what in shown if what in SENT},
+        "sent": {kind: SENT[kind][0] for kind in shown if kind in SENT},
     }
 
 
 def _legend(shown: Sequence[Kind | Tensor]) -> Iterator[str]:
-    for what in shown:
+    for kind in shown:
         yield (
-            f'<li><canvas width="32" height="18" data-what="{what}" aria-hidden="true">'
-            f"</canvas><b>{LETTERS.get(what, what)}</b> {escape(NAMES[what])}</li>"
+            f'<li><canvas width="32" height="18" data-what="{kind}" aria-hidden="true">'
+            f"</canvas><b>{LETTERS.get(kind, kind)}</b> {escape(NAMES[kind])}</li>"
         )

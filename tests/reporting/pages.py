@@ -76,4 +76,4 @@ def page_of(
     assert result.plan is not None
     step = simulate(result.plan, microbatches or usual_micro_batches(result.plan))
     ours = measure_plan(result.plan, step.microbatches, "this plan")
-    return render_page(result, file=file, step=step, ours=ours, baselines=baselines)
+    return render_page(result, file=file, step=step, figures=ours, baselines=baselines)

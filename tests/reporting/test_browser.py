@@ -344,7 +344,7 @@ def test_a_plan_of_64_gpus_and_512_micro_batches_opens_at_once(
     step = simulate(result.plan, 512)
     assert len(step.events) == 512 * (2 * 64 + 2 * 63)
     ours = measure_plan(result.plan, 64, "plan.json")
-    text = render_page(result, file="plan.json", step=step, ours=ours, baselines=[])
+    text = render_page(result, file="plan.json", step=step, figures=ours, baselines=[])
     path = tmp_path / "large.html"
     path.write_text(text, encoding="utf-8")
     assert path.stat().st_size < 5_000_000
