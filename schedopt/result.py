@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil
 from typing import Any, ClassVar, Literal
 
 from schedopt.plan import Plan
@@ -13,7 +12,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Note, Proof, ProofKind, Suggestion
 from schedopt.stored import Stored, find_function
-from schedopt.units import counted, format_bytes, format_duration
+from schedopt.units import counted, format_bytes, format_duration, format_gap
 from schedopt.validation import STRICT, Ratio, as_tuple, check_ratio
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -301,7 +300,7 @@ class Result(
                 if self.gap_of_sizes is not None:
                     gaps = {"micro-batches of any size": self.gap_of_sizes}
                 parts = (
-                    (f"within {_percent(gap)} of the best" if gap else "the best")
+                    (f"within {format_gap(gap)} of the best" if gap else "the best")
                     + (f" with {length}" if length else "")
                     for length, gap in gaps.items()
                 )
@@ -333,11 +332,6 @@ class Result(
         """Return what a notebook shows."""
         text: str = find_function("schedopt.reporting.notebook:show_result")(self)
         return text
-
-
-def _percent(gap: Fraction) -> str:
-    """Write a gap for a person, rounded up."""
-    return f"{ceil(gap * 10_000) / 100:.2f}%"
 
 
 def best_bound(bounds: Iterable[Bound], scope: Scope) -> Fraction | None:

@@ -6,6 +6,7 @@ import operator
 import re
 from decimal import Decimal
 from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from schedopt.errors import InputError
@@ -134,6 +135,17 @@ def format_duration(nanoseconds: int | Fraction) -> str:
         if abs(Fraction(nanoseconds)) >= factor:
             return f"{float(nanoseconds) / factor:.3f} {unit}"
     return f"{float(nanoseconds):g} ns"
+
+
+def format_gap(gap: Fraction) -> str:
+    """Write a share that nothing exceeds, in percent: rounded up, so that it stays true.
+
+    Examples
+    --------
+    >>> format_gap(Fraction(1, 3)), format_gap(Fraction(0))
+    ('33.34%', '0.00%')
+    """
+    return f"{ceil(gap * 10_000) / 100:.2f}%"
 
 
 def format_bandwidth(rate: int) -> str:

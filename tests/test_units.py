@@ -4,11 +4,14 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schedopt import InputError
 from schedopt.units import (
     format_bytes,
     format_duration,
+    format_gap,
     parse_bandwidth,
     parse_bytes,
     parse_duration,
@@ -129,3 +132,9 @@ def test_a_speed_beyond_all_measure_is_counted_not_shown() -> None:
 )
 def test_sentences_with_exact_numbers_are_written_for_people(text: str, words: str) -> None:
     assert readable(text) == words
+
+
+@given(st.fractions(0, 10))
+def test_no_gap_is_written_smaller_than_it_is(gap: Fraction) -> None:
+    written = Fraction(format_gap(gap).removesuffix("%")) / 100
+    assert gap <= written < gap + Fraction(1, 10_000)

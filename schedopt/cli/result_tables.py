@@ -25,7 +25,7 @@ from schedopt.reporting.tables import (
 from schedopt.result import Infeasibility, Result, best_bound
 from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.suggestions import suggest
-from schedopt.units import format_duration, readable
+from schedopt.units import format_duration, format_gap, readable
 from schedopt.validation import as_ratio
 
 MOST_GPUS: Final = 16
@@ -82,7 +82,7 @@ def print_plan(result: Result) -> None:
         console.print(f"Step      {step}, the update of the weights included", style="bold")
     console.print(f"Period    {format_duration(period)}{per_step}, {result.verdict}", style="bold")
     if bound is not None:
-        gap = "" if not result.gap else f", gap {float(result.gap):.2%}"
+        gap = "" if not result.gap else f", gap {format_gap(result.gap)}"
         console.print(f"Bound     {format_duration(bound)}{gap}: {readable(str(result.proof))}")
     least = best_bound(result.bounds, replace(result.problem.scope, allocation="contiguous"))
     if plan.is_training_step and least is not None and bound is not None and least > bound:

@@ -17,7 +17,7 @@ from schedopt.network import Resource
 from schedopt.plan import Operation, Plan, Transfer
 from schedopt.result import Result
 from schedopt.simulation import Simulation
-from schedopt.units import counted, format_duration, printable
+from schedopt.units import counted, format_duration, format_gap, printable
 
 MOST_DRAWN: Final = 100_000
 """Operations and transfers of a picture, where a plan is to be spelled out."""
@@ -140,7 +140,7 @@ def _facts(result: Result, report: PlanReport) -> Iterator[str]:
     )
     bound = result.lower_bound
     proven = "no bound" if bound is None else f"bound {format_duration(bound)}"
-    gap = f", gap {float(result.gap):.2%}" if result.gap else ""
+    gap = f", gap {format_gap(result.gap)}" if result.gap else ""
     yield f"Period {format_duration(result.period)}{whole}, {result.verdict} ({proven}{gap})"
     yield f"Bubble {float(report.bubble):.1%}: idle time of the GPUs that have a stage"
     yield f"Binding: {report.binding}"
@@ -162,10 +162,10 @@ def _step_facts(simulation: Simulation) -> Iterator[str]:
     )
     yield f"Period of the pattern {format_duration(period)}; {measured}"
     if phases := list(_phases(simulation)):
-        said = ", ".join(
+        text = ", ".join(
             f"{span.name} {format_duration(span.end_ns - span.start_ns)}" for span in phases
         )
-        yield said[0].upper() + said[1:]
+        yield text[0].upper() + text[1:]
     if simulation.timing == "asap":
         yield "Everything starts as soon as the order of the pattern allows"
     else:
@@ -194,10 +194,10 @@ def _runs(timeline: Timeline) -> Iterator[Run]:
 
 def _repeated(runs: Iterable[Run], timeline: Timeline, shown: int) -> Iterator[Run]:
     """Yield every repetition that touches the time shown, clipped to it."""
-    every = timeline.length_ns
+    length = timeline.length_ns
     for item, micro_batch, start, end, source, gpu in runs:
-        for turn in range(-((end - 1) // every), (shown - 1 - start) // every + 1):
-            begin, finish = start + turn * every, end + turn * every
+        for turn in range(-((end - 1) // length), (shown - 1 - start) // length + 1):
+            begin, finish = start + turn * length, end + turn * length
             number = micro_batch + turn * timeline.length
             yield item, number, max(0, begin), min(shown, finish), source, gpu
 
@@ -216,7 +216,7 @@ def _gpu_rows(
 
 def name_group(plan: Plan, first: int) -> str:
     """Return the name of a GPU, or of a tensor group by its first one: GPU 0, GPU 0-3."""
-    last = max(gpu for gpu, other in plan.first_of_group.items() if other == first)
+    last = max(gpu for gpu, start in plan.first_of_group.items() if start == first)
     return f"GPU {first}" if last == first else f"GPU {first}-{last}"
 
 
@@ -267,11 +267,11 @@ def _memory_rows(
     )
 
 
-def _tile(levels: Iterable[Level], every: int, shown: int) -> tuple[Level, ...]:
+def _tile(levels: Iterable[Level], length: int, shown: int) -> tuple[Level, ...]:
     """Return the levels of one round, again and again."""
     once = list(levels)
     turns = (
         [Level(level.start_ns + turn, level.count, level.most) for level in once]
-        for turn in range(0, shown, every)
+        for turn in range(0, shown, length)
     )
     return tuple(joined.from_iterable(turns))

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.reporting.tables import Table
 from schedopt.sweeping.front import compare_points
-from schedopt.units import format_bandwidth, format_bytes, format_duration, readable
+from schedopt.units import (
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_gap,
+    readable,
+)
 
 if TYPE_CHECKING:
     from schedopt.comparing.comparison import Comparison
@@ -94,7 +100,7 @@ def _point_cells(row: PointRow) -> tuple[str, ...]:
         "free" if rate is None else format_bandwidth(rate),
         point.status if point.period is None else format_duration(point.period),
         "" if point.bound is None else format_duration(point.bound),
-        "" if point.gap is None else f"{float(point.gap):.2%}",
+        "" if point.gap is None else format_gap(point.gap),
         "" if row.gain is None else f"{float(row.gain):.1%}",
         "*" if row.pareto else "",
         _note(point),

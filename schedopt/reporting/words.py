@@ -16,7 +16,7 @@ from schedopt.reporting.tables import layer_names, layer_range
 from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.stage import Stage
-from schedopt.units import counted, format_bytes, format_duration, printable, readable
+from schedopt.units import counted, format_bytes, format_duration, format_gap, printable, readable
 
 WORDS: Final = (
     ("Layer", "a part of the network that is measured as one: its time and its bytes."),
@@ -102,7 +102,7 @@ def _quality(result: Result) -> Figure:
         return Figure(name="Gap to the best", value="unknown", meaning="nothing was proven")
     return Figure(
         name="Gap to the best",
-        value=f"at most {float(result.gap):.2%}",
+        value=f"at most {format_gap(result.gap)}",
         meaning="how much longer the period is than the proven bound",
     )
 
@@ -169,9 +169,9 @@ def _updates(plan: Plan) -> Iterator[str]:
     if plan.rule.is_given:
         return
     found = versions(plan)
-    every = plan.rule.update_every or 1
+    count = plan.rule.update_every or 1
     yield (
-        f"The weights are updated after every {counted(every, 'micro-batch')}. A "
+        f"The weights are updated after every {counted(count, 'micro-batch')}. A "
         f"GPU holds at most {counted(max(found.held.values()), 'version')} of the weights of a "
         f"stage; a forward reads weights that are up to "
         f"{counted(max(found.forward_staleness.values()), 'update')} old, a backward up to "
@@ -222,7 +222,7 @@ def bound_sentences(result: Result) -> Iterator[str]:
         yield "The two are equal, as exact fractions: this plan is the best possible, proven."
     else:
         saved = (period - bound) / period
-        yield (f"No plan of this kind can save more than {float(saved):.2%} of the period.")
+        yield f"No plan of this kind can save more than {format_gap(saved)} of the period."
     yield f"Why it holds: {printable(readable(str(result.proof)))}. {explain_proof(result.proof)}"
     yield (
         "A bound rests on the times and bytes of the layers in the plan file, and speaks only of "

@@ -20,7 +20,7 @@ from schedopt.solving.clock import Clock, StopHandle
 from schedopt.solving.collecting import collecting_later
 from schedopt.solving.incumbent import Incumbent
 from schedopt.solving.late_sending import check_sent_late
-from schedopt.units import format_duration
+from schedopt.units import format_duration, format_gap
 from schedopt.validation import as_ratio
 
 NEAR: Final = 2
@@ -58,7 +58,7 @@ class Progress:
         for name, value in (("best", self.period), ("bound", self.bound)):
             parts.append(f"{name} {'none' if value is None else format_duration(value)}")
         if self.period is not None and self.bound:
-            parts.append(f"gap {float(self.period / self.bound - 1):.2%}")
+            parts.append(f"gap {format_gap(self.period / self.bound - 1)}")
         return ", ".join(parts)
 
 
