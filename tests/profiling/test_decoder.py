@@ -90,9 +90,12 @@ def test_experts_lie_on_the_gpus_that_share_them() -> None:
     for number, (one, other) in enumerate(zip(shared.layers, alone.layers, strict=True)):
         own = experts if 4 <= number <= 61 else 0
         assert other.weight_bytes - one.weight_bytes == 18 * own * 63 // 64
-        # Nobody adds up the gradients of experts that one GPU has alone.
+        # Not all replicas add up the gradients of experts, of which each GPU has a part.
         assert (other.parameter_bytes or 0) - (one.parameter_bytes or 0) == 2 * own
         assert (other.gradient_bytes or 0) - (one.gradient_bytes or 0) == 4 * own
+        parts = (one.expert_parameter_bytes, one.expert_gradient_bytes, one.expert_optimizer_bytes)
+        assert parts == (2 * own // 64, 4 * own // 64, 12 * own // 64)
+        assert other.expert_parameter_bytes is None
     assert (alone.expert, shared.expert) == (1, 64)
 
 
