@@ -269,12 +269,9 @@ class StepSearch:
 
         There are far fewer of them, and others go on from the best.
         """
-        if self.candidates.best:
-            counts = {stage.replicas for stage in self.candidates.best[0].stages}
-            part = self.alike.get(counts.pop()) if len(counts) == 1 else None
-            if part is not None and part in self._first_descents:
-                return part
-        return self._first_descents[0]
+        counts = {stage.replicas for best in self.candidates.best[:1] for stage in best.stages}
+        part = self.alike.get(counts.pop()) if len(counts) == 1 else None
+        return part if part and part in self._first_descents else self._first_descents[0]
 
     def _run_programmes(self, chosen: Sequence[Pass]) -> Iterator[None]:
         """Try the stages of some programmes, which are through then."""
