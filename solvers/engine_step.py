@@ -32,12 +32,12 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
-from schedopt.solving.engine_answers import EngineAnswers
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_grid import Grid, grids_of
-from schedopt.solving.engine_order import EngineOrder
-from schedopt.solving.engine_seeds import best_of, find_seeds, start_from
-from schedopt.solving.engine_shape import RISE, EngineShape
+from schedopt.solving.engines.answers import EngineAnswers
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.grid import Grid, grids_of
+from schedopt.solving.engines.order import EngineOrder
+from schedopt.solving.engines.seeds import best_of, find_seeds, start_from
+from schedopt.solving.engines.shape import RISE, EngineShape
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
 

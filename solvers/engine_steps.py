@@ -13,10 +13,10 @@ from schedopt.errors import InputError
 from schedopt.problem import Problem
 from schedopt.solvers.engine_step import EngineSearch
 from schedopt.solving.clock import Clock
-from schedopt.solving.engine_descent import NEVER
-from schedopt.solving.engine_layout import lay_out_without_empty
-from schedopt.solving.engine_seeds import best_of
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines.descent import NEVER
+from schedopt.solving.engines.layout import lay_out_without_empty
+from schedopt.solving.engines.seeds import best_of
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Run, no_cutoff
 from schedopt.stage import SHARDS
 from schedopt.systems.list_scheduler import TooManyTasks

@@ -23,7 +23,7 @@ from schedopt.running.job import Job
 from schedopt.simulation import simulate
 from schedopt.solvers.placed_folds import list_folds
 from schedopt.solving import solve_problem
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engines.grid import Grid
 from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.systems.steps import engine_order
 from tests.budgets import trials

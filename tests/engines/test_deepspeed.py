@@ -16,7 +16,7 @@ from schedopt import Plan, Recipe
 from schedopt.exporting import find_target
 from schedopt.importing.launch_files import deepspeed_json
 from schedopt.importing.launch_files.settings import vocabulary
-from schedopt.solving.engine_grid import ALL, Grid
+from schedopt.solving.engines.grid import ALL, Grid
 from schedopt.systems.steps import engine_order
 from tests.budgets import trials
 from tests.engines import deepspeed_rank, small_decoder

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schedopt import Plan
 from schedopt.exporting import find_target
-from schedopt.solving.engine_grid import ALL, Grid
+from schedopt.solving.engines.grid import ALL, Grid
 from schedopt.stage import Shard
 from schedopt.systems.steps import engine_order
 from tests.budgets import trials

@@ -25,7 +25,7 @@ from schedopt.importing.launch_files import torchtitan_toml
 from schedopt.importing.launch_files.settings import vocabulary
 from schedopt.importing.launch_files.titan_config import read_configuration
 from schedopt.importing.launch_files.titan_values import read_arguments
-from schedopt.solving.engine_grid import ALL, Grid
+from schedopt.solving.engines.grid import ALL, Grid
 from schedopt.stage import Shard
 from tests.budgets import trials
 from tests.engines import titan_decoder, titan_rank

@@ -18,9 +18,9 @@ from schedopt.engine import Engine
 from schedopt.exporting import find_target
 from schedopt.problem import training_step
 from schedopt.profile import Variant
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import lay_out_step
 from schedopt.systems.steps import engine_step
 from tests.examples import layer
 from tests.solvers.test_engine_steps_by_hand import transformer

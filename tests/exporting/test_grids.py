@@ -13,7 +13,7 @@ from schedopt import InputError, Plan, Problem, check
 from schedopt.engine import Engine
 from schedopt.exporting import find_target
 from schedopt.exporting.own_order import own_step
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engines.grid import Grid
 from schedopt.systems.steps import engine_step
 from tests.exporting.engines import grid_plan, plan_of, refusal
 

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from schedopt import Chain, InputError, Platform, Scope, solve
 from schedopt.exporting import find_target
 from schedopt.plan import Plan
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engines.grid import Grid
 from tests import examples
 from tests.exporting.engines import grid_plan
 from tests.running.networks import out_of_order

@@ -15,8 +15,8 @@ from schedopt.checking import check
 from schedopt.engine import Engine, recomputable_units, stage_begins, why_not_stages
 from schedopt.plan import Plan
 from schedopt.problem import training_step, widest_step
-from schedopt.solving.engine_grid import Grid, grids_of
-from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engines.grid import Grid, grids_of
+from schedopt.solving.engines.layout import lay_out_step
 from tests.budgets import trials
 from tests.importing.launching import P2, SOURCES, megatron, read_back
 from tests.solvers.test_engine_grids import steps

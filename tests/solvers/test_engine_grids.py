@@ -25,12 +25,12 @@ from schedopt.problem import training_step
 from schedopt.profile import Variant
 from schedopt.solvers import engine_steps
 from schedopt.solvers.engine_steps import report_engine_steps
-from schedopt.solving import engine_table
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import lay_out_step, lay_out_without_empty
-from schedopt.solving.engine_order import ROUNDS, EngineOrder
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines import table as engine_table
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import lay_out_step, lay_out_without_empty
+from schedopt.solving.engines.order import ROUNDS, EngineOrder
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.run import Run
 from schedopt.stage import Shard

@@ -12,10 +12,10 @@ from schedopt import Chain, Layer, Platform, Problem, Scope, check
 from schedopt.engine import Engine
 from schedopt.formats.presets import make_preset
 from schedopt.problem import training_step
-from schedopt.solving.engine_answers import EngineAnswers
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engines.answers import EngineAnswers
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import lay_out_step
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.run import Run
 from tests.budgets import trials

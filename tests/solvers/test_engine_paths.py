@@ -13,9 +13,9 @@ from schedopt import (
     check,
 )
 from schedopt.account import fits
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_order import EngineOrder
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.order import EngineOrder
 from schedopt.systems.steps import engine_step
 from tests.budgets import trials
 from tests.solvers.test_engine_step import (

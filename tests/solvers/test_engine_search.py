@@ -9,9 +9,9 @@ import pytest
 from schedopt import Chain, Layer, Platform, Problem
 from schedopt.problem import training_step
 from schedopt.solvers import engine_step as engine_step_solver
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Hopes, Run
 from tests.solvers.test_engine_step import asked, named, shortest, transformer
 from tests.tensor_groups import two_nodes

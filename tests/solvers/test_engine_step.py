@@ -29,10 +29,10 @@ from schedopt.account import fits
 from schedopt.engine import Engine, why_not_stages
 from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
-from schedopt.solving import engine_answers
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines import answers as engine_answers
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.solving.run import Run

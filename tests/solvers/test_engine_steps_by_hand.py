@@ -10,7 +10,7 @@ from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.engine import ENGINES
 from schedopt.problem import training_step
 from schedopt.profile import Variant
-from schedopt.solving.engine_grid import ALL, grids_of
+from schedopt.solving.engines.grid import ALL, grids_of
 from schedopt.solving.portfolio import solve_problem
 from tests.tensor_groups import two_nodes
 

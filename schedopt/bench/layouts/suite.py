@@ -17,10 +17,10 @@ from schedopt.errors import InvalidPlanError
 from schedopt.exporting.megatron import make_layout
 from schedopt.megatron_layout import read_layout
 from schedopt.plan import Plan
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import lay_out_step
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import lay_out_step
+from schedopt.solving.engines.shape import EngineShape
 
 FAMILY: Final = "layouts"
 GOAL_GAP: Final = Fraction(1, 100)

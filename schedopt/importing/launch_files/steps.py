@@ -19,8 +19,8 @@ from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.profile import Profile, say_measured
 from schedopt.result import Result
 from schedopt.simulation.delaying import delay_transfers
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import has_expert_copies, is_spelled_out, lay_out_step
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import has_expert_copies, is_spelled_out, lay_out_step
 from schedopt.solving.replicas.layout import lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.config import SystemConfig

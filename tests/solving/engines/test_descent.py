@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import ENGINES, Engine
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_descent import NEVER, Moves, find_better, kick
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_order import ROUNDS, EngineOrder
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.descent import NEVER, Moves, find_better, kick
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.order import ROUNDS, EngineOrder
 from tests.budgets import trials
 from tests.layers import layer
 
@@ -106,7 +106,7 @@ def test_the_shortest_neighbour_is_found_if_only_that_is_short_enough(
     assert moves.lengths(path).tolist() == (cuts.times_of(others) @ path.counts).tolist()
     shortest = min(map(cuts.schedule_bound, others))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("schedopt.solving.engine_descent.AT_ONCE", 3)
+        patch.setattr("schedopt.solving.engines.descent.AT_ONCE", 3)
         assert find_better(cuts, here, shortest) is None
         found = find_better(cuts, here, shortest + 1)
     assert found is not None

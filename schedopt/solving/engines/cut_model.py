@@ -12,15 +12,15 @@ import numpy as np
 
 from schedopt.engine import first_of_predictors
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.engine_places import PlaceCosts
+from schedopt.solving.engines.places import PlaceCosts
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
     from ortools.sat.python.cp_model_helper import LinearExpr
 
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-    from schedopt.solving.engine_order import CriticalPath
-    from schedopt.solving.engine_table import Array
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.order import CriticalPath
+    from schedopt.solving.engines.table import Array
     from schedopt.solving.run import Run
 
 PRECISION: Final = 100_000

@@ -13,7 +13,7 @@ import numpy as np
 from schedopt.chain import Layer
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts
+    from schedopt.solving.engines.cuts import EngineCuts
 
 _COSTS: Final = attrgetter(*(field.name for field in fields(Layer) if field.name != "name"))
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt.solving.engine_fitting import find_fitting
-from schedopt.solving.engine_order import undominated
+from schedopt.solving.engines.fitting import find_fitting
+from schedopt.solving.engines.order import undominated
 from tests.budgets import trials
 
 

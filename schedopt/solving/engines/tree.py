@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.models.engine_columns import Branch
-from schedopt.solving.models.engine_relaxation import EngineRelaxation
+from schedopt.solving.engines.columns import Branch
+from schedopt.solving.engines.relaxation import EngineRelaxation
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-    from schedopt.solving.engine_order import CriticalPath
-    from schedopt.solving.engine_table import RankTable
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.order import CriticalPath
+    from schedopt.solving.engines.table import RankTable
 
 Floats = npt.NDArray[np.float64]
 WHOLE: Final = 1e-6

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import stage_begins
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_grid import Grid, grids_of
-from schedopt.solving.engine_shape import runs_of
-from schedopt.solving.engine_table import make_table
-from schedopt.solving.engine_tree import EngineTree
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.grid import Grid, grids_of
+from schedopt.solving.engines.shape import runs_of
+from schedopt.solving.engines.table import make_table
+from schedopt.solving.engines.tree import EngineTree
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.test_engine_grids import steps

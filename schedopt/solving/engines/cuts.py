@@ -18,9 +18,9 @@ from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors, may_be_empty, stage_begins
 from schedopt.network import Resource
 from schedopt.problem import Problem
-from schedopt.solving.engine_costs import GradientExchange, RedoneLayers, sums
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_order import EngineOrder
+from schedopt.solving.engines.costs import GradientExchange, RedoneLayers, sums
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.order import EngineOrder
 from schedopt.stage import Stage
 from schedopt.transformer_blocks import find_blocks
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.models.engine_relaxation import WARM
+from schedopt.solving.engines.relaxation import WARM
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_order import CriticalPath
-    from schedopt.solving.engine_spans import Cut
+    from schedopt.solving.engines.order import CriticalPath
+    from schedopt.solving.engines.spans import Cut
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Plan, Platform, Problem, Scope
-from schedopt.solving import engine_answers
 from schedopt.solving.clock import Clock
-from schedopt.solving.engine_answers import EngineAnswers
-from schedopt.solving.engine_cuts import EngineCuts
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import lay_out_step
+from schedopt.solving.engines import answers as engine_answers
+from schedopt.solving.engines.answers import EngineAnswers
+from schedopt.solving.engines.cuts import EngineCuts
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import lay_out_step
 from schedopt.solving.run import Hopes, Run
 
 LAYER = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1, saved_bytes=1)

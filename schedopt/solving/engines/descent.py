@@ -13,8 +13,8 @@ import numpy.typing as npt
 from schedopt.interrupts import never_stop
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-    from schedopt.solving.engine_order import CriticalPath
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.order import CriticalPath
 
 Array = npt.NDArray[np.int64]
 NEVER: Final = 1 << 60

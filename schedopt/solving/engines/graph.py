@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from schedopt.solving.engine_descent import NEVER, nearest
-from schedopt.solving.engine_spans import MEMORY_UNITS, Array, Cut, Edges, StageSpans
-from schedopt.solving.models.engine_mixture import CutMixture, Floats
+from schedopt.solving.engines.descent import NEVER, nearest
+from schedopt.solving.engines.mixture import CutMixture, Floats
+from schedopt.solving.engines.spans import MEMORY_UNITS, Array, Cut, Edges, StageSpans
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-    from schedopt.solving.engine_order import CriticalPath
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.order import CriticalPath
 
 SCALE: Final = 1 << 20
 """What the weights of critical paths add up to, about, unless sums become too large."""

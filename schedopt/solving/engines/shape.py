@@ -8,15 +8,15 @@ from itertools import pairwise
 from math import comb
 from typing import Final
 
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_descent import Moves, find_better
-from schedopt.solving.engine_graph import MOST_EDGES, EngineGraph
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_order import CriticalPath
-from schedopt.solving.engine_places import layers_of_places
-from schedopt.solving.engine_table import RankTable, make_table
-from schedopt.solving.engine_tree import EngineTree
-from schedopt.solving.models.engine_cuts import EngineCutModel
+from schedopt.solving.engines.cut_model import EngineCutModel
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.descent import Moves, find_better
+from schedopt.solving.engines.graph import MOST_EDGES, EngineGraph
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.order import CriticalPath
+from schedopt.solving.engines.places import layers_of_places
+from schedopt.solving.engines.table import RankTable, make_table
+from schedopt.solving.engines.tree import EngineTree
 
 BETWEEN: Final = (2, 6, 13, 22, 38)
 """Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.engine import first_of_predictors
-from schedopt.solving.engine_places import PlaceCosts
-from schedopt.solving.models.engine_columns import Branch, SplitColumns
+from schedopt.solving.engines.columns import Branch, SplitColumns
+from schedopt.solving.engines.places import PlaceCosts
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts
-    from schedopt.solving.engine_order import CriticalPath
-    from schedopt.solving.engine_table import RankTable
+    from schedopt.solving.engines.cuts import EngineCuts
+    from schedopt.solving.engines.order import CriticalPath
+    from schedopt.solving.engines.table import RankTable
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from schedopt.solving.engine_descent import NEVER, kick, nearest
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines.descent import NEVER, kick, nearest
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Run
 
 PROMISING: Final = 1.25

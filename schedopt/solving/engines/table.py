@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.engine_descent import NEVER
-from schedopt.solving.engine_places import PlaceCosts
+from schedopt.solving.engines.descent import NEVER
+from schedopt.solving.engines.places import PlaceCosts
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 
 Array = npt.NDArray[np.int64]
 MOST_SPLITS: Final = 400_000
@@ -327,7 +327,7 @@ class _Table:
 
     def _fitting(self, rank: int, layers: Array, again: Array) -> tuple[Array, Array]:
         """Return the splits that fit."""
-        from schedopt.solving.engine_fitting import find_fitting
+        from schedopt.solving.engines.fitting import find_fitting
 
         cuts, middle = self.cuts, self.middle
         weights = middle.weights * layers.sum(axis=1)

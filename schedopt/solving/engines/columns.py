@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.engine_descent import NEVER
+from schedopt.solving.engines.descent import NEVER
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts
-    from schedopt.solving.engine_table import RankTable
+    from schedopt.solving.engines.cuts import EngineCuts
+    from schedopt.solving.engines.table import RankTable
 
 Array = npt.NDArray[np.int64]
 Allowed = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.engine import Engine, recomputable_units
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engines.grid import Grid
 
 if TYPE_CHECKING:
     from schedopt.chain import Chain

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.engine import Engine
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_graph import EngineGraph
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_shape import EngineShape, are_alike, runs_of
-from schedopt.solving.engine_spans import Cut, StageSpans, groups_of
-from schedopt.solving.models.engine_mixture import CutMixture
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.graph import EngineGraph
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.mixture import CutMixture
+from schedopt.solving.engines.shape import EngineShape, are_alike, runs_of
+from schedopt.solving.engines.spans import Cut, StageSpans, groups_of
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import steps
-from tests.solving.test_engine_tree import drawn_cuts, every_cut, shortest
+from tests.solving.engines.test_tree import drawn_cuts, every_cut, shortest
 
 TURNS = 1000
 """More than the cuts of a small chain take."""
 BRANCHES = 5
 """Of a grid with one stage a GPU of BERT-large; the first one is enough."""
-INSTANCES = Path(__file__).parents[2] / "instances"
+INSTANCES = Path(__file__).parents[3] / "instances"
 
 
 def graph_of(cuts: EngineCuts) -> EngineGraph:

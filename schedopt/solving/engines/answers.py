@@ -11,9 +11,9 @@ from schedopt.account import fits
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solving.clock import Pace
-from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
-from schedopt.solving.engine_grid import Grid
-from schedopt.solving.engine_layout import (
+from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import (
     count_operations,
     find_fold,
     has_expert_copies,

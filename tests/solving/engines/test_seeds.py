@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.engine import ENGINES, Engine
-from schedopt.solving.engine_descent import nearest
-from schedopt.solving.engine_grid import ALL, Grid
-from schedopt.solving.engine_seeds import best_of, start_from
-from schedopt.solving.engine_shape import EngineShape
+from schedopt.solving.engines.descent import nearest
+from schedopt.solving.engines.grid import ALL, Grid
+from schedopt.solving.engines.seeds import best_of, start_from
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Run
 from tests.budgets import trials
-from tests.solving.test_engine_descent import cuts_of
+from tests.solving.engines.test_descent import cuts_of
 
 
 @trials(200)

@@ -10,7 +10,7 @@ from typing import Final
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
-from schedopt.solving.engine_grid import Grid
+from schedopt.solving.engines.grid import Grid
 from schedopt.solving.replicas.layout import CHUNK, count_chunks, lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn

@@ -171,7 +171,7 @@ class EngineOrder:
 
         Of one that reaches the limit only that it does.
         """
-        from schedopt.solving.engine_makespan import steps_in_order
+        from schedopt.solving.engines.makespan import steps_in_order
 
         kinds = times.shape[1] - 2 * self.parts
         return steps_in_order(self._rows, times, kinds, self._threads, limit)
@@ -203,7 +203,7 @@ class EngineOrder:
         return CriticalPath(tuple(counts[: len(lengths)]), tuple(counts[len(lengths) :]))
 
     def _run(self, lengths: Array, sent: Array, added: Array) -> tuple[int, Array]:
-        from schedopt.solving.engine_makespan import run_in_order
+        from schedopt.solving.engines.makespan import run_in_order
 
         makespan, counts = run_in_order(self._rows, lengths, sent, added, self._threads)
         return int(makespan), counts

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.engine_descent import NEVER
-from schedopt.solving.engine_places import layers_of_places
+from schedopt.solving.engines.descent import NEVER
+from schedopt.solving.engines.places import layers_of_places
 
 if TYPE_CHECKING:
-    from schedopt.solving.engine_cuts import EngineCuts, FirstLayers
+    from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -1,0 +1,1 @@
+"""The best step that an engine can run: grids, layouts, rank tables, and bounds over all."""
