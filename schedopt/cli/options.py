@@ -14,6 +14,7 @@ import typer
 
 from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
+from schedopt.engine import may_copy_shards
 from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.problem import Scope, widest_step
@@ -158,10 +159,15 @@ class TrainingOptions:
         "pipelines, and it sends no more); gradient (ZeRO-2) or parameter (ZeRO-3), with --batch.",
     ] = None
     hybrid: Annotated[
-        bool,
-        "With --batch, alone or with --for megatron or torchtitan: replicas may share in groups, "
-        "each of which has a copy of all shards (HSDP). Fewer bytes then leave a node.",
-    ] = False
+        bool | None,
+        typer.Option(
+            "--hybrid/--no-hybrid",
+            help="With --batch, alone or with --for megatron or torchtitan: replicas may share in "
+            "groups, each of which has a copy of all shards (HSDP). Fewer bytes then leave a node. "
+            "Default: with --for one of these, on several nodes.",
+            show_default=False,
+        ),
+    ] = None
     tensor_parallel: Annotated[
         int | None,
         "T: The most GPUs of a tensor group, with --batch. Default: any for which the profile has "
@@ -180,10 +186,16 @@ class TrainingOptions:
             )
 
     def widen(
-        self, scope: Scope, chain: Chain, freedoms: FreedomOptions, usual: int | None = 1
+        self,
+        scope: Scope,
+        chain: Chain,
+        freedoms: FreedomOptions,
+        usual: int | None = 1,
+        *,
+        nodes: int = 1,
     ) -> Scope:
         """Return a scope with what is allowed to replicas; `usual` is how many without a batch."""
-        groups: dict[str, Any] = {"uneven": self.uneven, "hybrid": self.hybrid}
+        groups: dict[str, Any] = {"uneven": self.uneven, "hybrid": bool(self.hybrid)}
         if self.batch is None:
             if self.tensor_parallel is not None:
                 raise InputError(
@@ -198,6 +210,9 @@ class TrainingOptions:
             scope = replace(scope, recompute=wide.recompute)
         most = wide.replicas if self.replicas is None else self.replicas
         level = wide.shard if self.shard is None and most != 1 else self.shard or "none"
+        if self.hybrid is None and level != "none" and scope.engine is not None:
+            # Inside a node groups send no fewer bytes.
+            groups["hybrid"] = may_copy_shards(scope.engine) and nodes > 1 and chain.expert == 1
         return replace(scope, replicas=most, shard=level, tensor=self.tensor_parallel, **groups)
 
 

@@ -151,7 +151,7 @@ def solve_chain(
 
     schedopt solve --chain chain.json --gpus 8 --mem 80G --for megatron --batch 64 --restrictions
 
-    schedopt solve --chain llama.json --platform dgx-h100:8 --batch 64 --for torchtitan --hybrid
+    schedopt solve --chain llama.json --platform dgx-h100:8 --batch 64 --for torchtitan
     """
     from schedopt.formats import check_writable
     from schedopt.result import Result
@@ -192,7 +192,8 @@ def solve_chain(
         )
     with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix, start):
         stages = fixed.stages if fixed is not None else ()
-        scope = training.widen(scope, layers, freedoms, usual.replicas)
+        nodes = len(platform.network.nodes) if platform.network is not None else 1
+        scope = training.widen(scope, layers, freedoms, usual.replicas, nodes=nodes)
         training.check_groups(platform)
         if profile.degrees == (1,):
             scope = _without_groups(scope, training)
