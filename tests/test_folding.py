@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -161,6 +162,22 @@ def test_a_step_of_three_parts_is_valid_and_its_collectives_may_not_come_early()
     assert "gradient" in {one.kind for one in check(replace(plan, pattern=early))}
     early = replace(plan.pattern, collectives=(ADDED, replace(copied, start_ns=8)))
     assert "version" in {one.kind for one in check(replace(plan, pattern=early))}
+
+
+def test_updates_of_all_parts_are_a_load() -> None:
+    # Gradients are added up at 9; then each GPU updates a chunk of 2 of 6 bytes in 1 of 3 ns.
+    copied = Collective(tensor="weights", mode="copy", stage=0, shift=0, start_ns=10)
+    plan = one_stage(3, 3, ADDED, copied)
+    layers = tuple(replace(one, update_ns=3) for one in plan.chain.layers)
+    update = Operation(kind="U", stage=0, shift=0, start_ns=9)
+    updated = replace(
+        plan,
+        chain=replace(plan.chain, layers=layers),
+        pattern=replace(plan.pattern, operations=(*plan.pattern.operations, update)),
+    )
+    assert check(updated) == check(whole(updated)) == ()
+    assert load(updated) == load(whole(updated))
+    assert [gpu.share for gpu in load(updated)] == [Fraction(3, 100)] * 3
 
 
 @trials(100)

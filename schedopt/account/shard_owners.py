@@ -42,7 +42,8 @@ class ShardOwners:
                 if place.gpus[replica] == gpu
             }
             common = self.chunks[stage] - self.experts[stage]
-            row = place.places[place.gpus.index(gpu)]
+            # The part of a fold owns all for GPUs of others, too.
+            row = place.places[place.gpus.index(gpu)] if self.experts[stage] else 0
             self._owned[stage, gpu] = tuple(
                 chunk
                 for chunk in held
