@@ -52,7 +52,7 @@ class Layer:
         Taken for the length of each operation and given back; an operation of length 0 takes
         none. Default: 0.
     update_ns : int, optional
-        Duration of the optimizer's step on its parameters. Default: 0.
+        Duration of the optimizer's step on its parameters, experts included. Default: 0.
     name : str
         What a person calls it.
     """

@@ -61,9 +61,10 @@ class Part:
         for item in plan.pattern.operations:
             if item.kind == "U":
                 total = stage_bytes(plan, item.stage, "parameter_bytes")
+                alone = stage_bytes(plan, item.stage, "expert_parameter_bytes")
                 for gpu in same[plan.stages[item.stage].gpu(item.shift * plan.pattern.fold)]:
                     whole = self.timeline.stage_ns("U", item.stage, gpu)
-                    yield gpu, self.owners.share_ns(whole, total, item.stage, gpu)
+                    yield gpu, self.owners.share_ns(whole, total, item.stage, gpu, alone)
 
     @cached_property
     def same(self) -> dict[int, list[int]]:

@@ -86,10 +86,13 @@ class ShardOwners:
     def share_ns(self, whole: int, total: int, stage: int, gpu: int, of_experts: int = 0) -> int:
         """Return how long a GPU takes for its share of an update, ns, rounded up.
 
-        `whole` is how long it would take for all of them: `total` bytes, and those of its experts.
+        `whole` is how long it would take for all of them: `total` bytes, and those of its experts,
+        which it updates alone where no other replica has them.
         """
         every = total + of_experts
         share = self.share(total, stage, gpu, of_experts)
+        if not self.experts[stage]:
+            share += of_experts
         return -(-whole * share // every) if every else whole
 
 

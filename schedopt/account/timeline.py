@@ -165,7 +165,7 @@ class Timeline:
             )
             if kind == "U":
                 total = stage_bytes(self.plan, stage, "parameter_bytes")
-                of_experts = expert_bytes(self.plan, stage, "parameter_bytes")
+                of_experts = stage_bytes(self.plan, stage, "expert_parameter_bytes")
                 whole = self.owners.share_ns(whole, total, stage, gpu, of_experts)
             self._stage_ns[key] = whole
         return self._stage_ns[key]

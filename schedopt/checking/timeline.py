@@ -161,11 +161,14 @@ class Timeline:
             for first, last in runs
             for layer in range(first, last + 1)
         )
-        whole = self.size(stage, "parameter_bytes", self.held(stage, gpu))
-        if kind != "U" or not whole:
+        if kind != "U":
             return once
+        # Experts that no other replica has are in no chunk, and updated by this one.
+        alone = 0 if self.experts[stage] else self._total(stage, "expert_parameter_bytes")
+        whole = alone + self.size(stage, "parameter_bytes", self.held(stage, gpu))
+        share = alone + self.size(stage, "parameter_bytes", self.home(stage, gpu))
         # An update of a shard takes its share of the whole.
-        return -(-once * self.size(stage, "parameter_bytes", self.home(stage, gpu)) // whole)
+        return -(-once * share // whole) if whole else once
 
     def ends(self, transfer: Transfer, micro_batch: int) -> tuple[int, int]:
         """From which GPU to which GPU a transfer goes."""

@@ -263,4 +263,5 @@ class _PartOfStep:
             return slowest
         sizes = [part_of(total, chunk, replicas) for chunk in range(replicas)]
         share = max(sum(sizes[first :: one.shard_group]) for first in range(one.shard_group))
-        return -(-slowest * share // total)
+        alone = stage_bytes(plan, stage, "expert_parameter_bytes")
+        return -(-slowest * (share + alone) // (total + alone))

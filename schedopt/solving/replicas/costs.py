@@ -76,15 +76,22 @@ def least_share_ns(update: int, held: int, replicas: int) -> int:
 
 
 @njit_kernel
-def most_share_ns(update: int, held: int, replicas: int) -> int:
+def most_share_ns(update: int, held: int, replicas: int, owned: int, several: int) -> int:
     """Return how long the home of a largest chunk takes to update it, ns, rounded up.
 
     With d the bytes that R chunks of this size have more than the `held` ones, it is of an update u
-    u (held + d) / (R held) = (u + u d / held) / R. All of u where nothing is held.
+    u (held + d) / (R held) = (u + u d / held) / R. All of u where nothing is held. With experts,
+    of which `several` replicas have the same `owned` bytes, about its part of all bytes.
     """
-    if held == 0:
+    if held + owned == 0:
         return update
-    return -(-(update - -update * (-held % replicas) // held) // replicas)
+    if owned == 0:
+        return -(-(update - -update * (-held % replicas) // held) // replicas)
+    every, share = held + owned, -(-held // replicas) - -owned // several
+    while every >= 1 << 23:
+        # Rounded up, so that nothing overflows.
+        every, share = every >> 1, (share + 1) >> 1
+    return min(update, -(-update * share // every))
 
 
 @njit_kernel
@@ -124,7 +131,8 @@ def collective_ns(
         return int(gradient + weights)
     if least:
         return int(gradient + weights + least_share_ns(update, held, replicas))
-    return int(gradient + weights + most_share_ns(update, held, replicas))
+    several = max(1, replicas // costs.among)
+    return int(gradient + weights + most_share_ns(update, held, replicas, owned, several))
 
 
 @njit_kernel

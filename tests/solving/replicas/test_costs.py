@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Layer, Platform, Problem
+from schedopt.layer import EXPERT_BYTES
 from schedopt.problem import training_step, widest_step
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry
@@ -59,7 +60,7 @@ def least_share(update: int, held: int, replicas: int) -> int:
 @njit_entry
 def most_share(update: int, held: int, replicas: int) -> int:
     """Enter `most_share_ns`."""
-    return most_share_ns(update, held, replicas)
+    return most_share_ns(update, held, replicas, 0, 1)
 
 
 @njit_entry
@@ -167,6 +168,19 @@ def test_collectives_go_around_a_ring() -> None:
     # The largest of three chunks of 4 bytes has 2 of them.
     uneven = question(replace(LAYER, parameter_bytes=4))
     assert stage_costs(uneven, 3, 1)[0] == 5
+
+
+@pytest.mark.parametrize(("expert", "share"), [(2, 3 + 6), (4, 3 + 12)])
+@pytest.mark.parametrize("scale", [1, 10**9])
+def test_experts_are_updated_by_those_that_have_them(expert: int, share: int, scale: int) -> None:
+    # Two replicas have the same of 12 bytes, and update half of them each; else one has all.
+    own: dict[str, Any] = dict.fromkeys(EXPERT_BYTES, 12 * scale)
+    layer = replace(
+        LAYER, weight_bytes=99 * scale, parameter_bytes=12 * scale, update_ns=24000, **own
+    )
+    chain = Chain(layers=(layer,), input_bytes=2, expert=expert)
+    found = stage_costs(training_step(chain, Platform(4, 99), 12), 4, 1)[0]
+    assert found == pytest.approx(1000 * share, abs=scale > 1)
 
 
 def test_a_gpu_holds_what_is_left_beside_weights() -> None:
