@@ -155,6 +155,8 @@ class _FlushStep:
             if named[gpu] > 1 and number not in ahead
         }
         """GPUs on which an update of another stage may hold up an operation."""
+        self.together = config.chain.together
+        """How many replicas run an operation together, each of which may hold it up."""
 
     def run(self, kind: Kind, stage: int, i: int) -> None:
         """Add an operation behind the one before it on its GPU and behind its weights."""
@@ -227,7 +229,7 @@ class _FlushStep:
             after: list[Name | Transfer] = [*self.ran[gpu][-2:-1], *self.sent_before(gpu, 3)]
             if self.ahead.get(stage) == 0:
                 after = [*before, *self.sent_before(gpu, 1)]
-            elif follows and (at_once or gpu in self.held_up):
+            elif follows and (at_once or gpu in self.held_up or self.together > 1):
                 after = [*before]
             elif follows:
                 after += self.awaited[gpu]

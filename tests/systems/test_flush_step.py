@@ -312,3 +312,15 @@ def test_stages_send_to_each_other_before_what_is_added_up() -> None:
     )
     assert ends[0] > max(ends[1], ends[2])
     assert ends[0] < sent < ends[0] + 100
+
+
+def test_weights_for_a_backward_wait_until_all_that_run_together_have_run() -> None:
+    # What replica 0 waits for is there at 2, and what the others wait for at 4.
+    one = layer(2, 5, 6, 0, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=2)
+    config = SystemConfig(
+        chain=Chain(layers=(one,), context=3),
+        platform=Platform(3, AMPLE, bandwidth=BYTE_A_NS, duplex="half"),
+        microbatches=3,
+    )
+    stage = Stage(layers=(0, 0), gpus=(0, 1, 2), shard="parameter")
+    assert check(flush_step(config, [stage], one_by_one(1, 3))) == ()
