@@ -80,7 +80,7 @@ def solve(
         The search ends when its plan is proven to be longer than the best by at most this part of
         it; 0: when it is proven optimal. By default, where k is up to 2, it also ends when nothing
         more was found for 10 % of the time limit and a plan with k = 1 is proven within twice the
-        gap of the best with that, or within the gap where that is above 0.2 %; not with 0.
+        gap of the best with that (at most 0.2 %, or the gap itself if that is more); not with 0.
     initial : Plan or Result, optional
         A plan to start from, for the same problem.
     restrictions : bool

@@ -334,6 +334,18 @@ def test_a_search_that_is_not_ready_in_time_ends_at_the_limit_and_says_so(
     assert fork.events.left_out == compilation.NOT_READY
 
 
+def test_where_no_code_is_kept_the_next_solve_is_not_said_to_have_it(
+    ready_after: Callable[[float], Compilation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    plan = plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split"))
+    one, run = ready_after(60), run_with_plan(plan)
+    assert not one.wait(run, late=True)
+    assert "NUMBA_CACHE_DIR" in run.events.left_out
+    assert "next solve" not in run.events.left_out
+
+
 def test_a_start_and_a_freedom_not_asked_for_do_not_wait_for_the_compiler(
     started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,11 @@ LEAST_S: Final = 1.0
 """Of the search that had to be compiled, where there is no plan before it."""
 NOT_READY: Final = "the search was still being compiled, once on a machine: the next solve has it"
 """What is said where time was up before."""
+NOT_KEPT: Final = (
+    "the search was still being compiled, as in each solve: what is compiled can be kept nowhere. "
+    "Name a folder that can be written in NUMBA_CACHE_DIR"
+)
+"""The same where the next solve has it no sooner."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search")
@@ -132,7 +137,7 @@ class Compilation:
             loaded = not thread.is_alive() and goes_on()
         if not loaded:
             if not run.settled():
-                run.leave_out(NOT_READY)
+                run.leave_out(NOT_READY if _can_keep() else NOT_KEPT)
             return False
         waited = clock.seconds() - begin
         if had is not None and waited > LOADING_S:
