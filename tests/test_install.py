@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,21 @@ def test_what_ci_uses_is_in_the_ranges_of_the_project() -> None:
     for package in required:
         if package.name != project["name"]:
             assert package.specifier.contains(pinned[canonicalize_name(package.name)]), str(package)
+
+
+def test_where_no_newer_pip_is_to_be_had_that_of_python_installs(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"""#!/bin/sh
+case "$*" in *" pip") exit 1;; esac
+echo "$*" >> {tmp_path}/installed
+""")
+    python.chmod(0o755)
+    typed = ["make", "-s", "PYTHON=true", f"VENV={tmp_path}", f"{tmp_path}/installed-test"]
+    alone = {"MAKEFLAGS": "", "PATH": os.environ["PATH"]}
+    subprocess.run(typed, cwd=ROOT, env=alone, check=True, capture_output=True)
+    assert "-e .[test]" in (tmp_path / "installed").read_text()
+    assert (tmp_path / "installed-test").exists()
 
 
 @pytest.mark.nightly
