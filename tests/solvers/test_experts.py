@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from schedopt import Chain, Layer, Platform, Problem, Scope, check
 from schedopt.network import Duplex
 from schedopt.problem import training_step
 from schedopt.solving import solve_problem
+from schedopt.solving.engines import answers
 from schedopt.stage import Shard
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import every_plan
@@ -112,3 +114,19 @@ def test_rows_of_replicas_are_used() -> None:
     assert result.plan is not None
     assert check(result) == ()
     assert max(len(stage.gpus) for stage in result.plan.stages) == 4
+
+
+def test_steps_with_copies_of_experts_that_are_too_long_are_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = step(TIGHT, 4, 200)
+    asked = replace(free, scope=replace(free.scope, shard="optimizer", engine="torch"))
+    whole = solve_problem(asked, time_limit=None, workers=1)
+    monkeypatch.setattr(answers, "MOST_SPELLED_OUT", 1)
+    left = solve_problem(asked, time_limit=None, workers=1)
+    assert whole.plan is not None
+    assert left.plan is not None
+    assert left.lower_bound is not None
+    assert {len(stage.gpus) for stage in whole.plan.stages} == {4}
+    assert {len(stage.gpus) for stage in left.plan.stages} == {2}
+    assert left.lower_bound <= whole.plan.pattern.period < left.plan.pattern.period

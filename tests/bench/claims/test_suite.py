@@ -284,6 +284,12 @@ def test_the_command_puts_the_wanted_rows_into_the_file(
     assert "## P3" in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.nightly
+def test_a_claim_is_computed_in_full(tmp_path: Path) -> None:
+    text = printed("bench", "claims", "--only", "P3", folder=tmp_path)
+    assert "| k = 1 to 7, patterns of 1 to k micro-batches, each proven | holds |" in text
+
+
 def test_a_part_without_a_file_is_printed_and_leaves_the_stored_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
