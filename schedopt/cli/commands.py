@@ -21,6 +21,8 @@ from schedopt.units import printable
 UsageError: Any = typer.BadParameter.__bases__[0]
 NAMES: Final = {"as_json": ("--json",), "output": ("--output", "-o")}
 """What users type for a parameter where that is not its own name."""
+PARTS: Final = ("--gap",)
+"""Options that take a part of a whole, which some write as a percentage."""
 _METAVAR: Final = re.compile(r"([A-Z0-9|,.]+): (.*)", re.DOTALL)
 _PERCENTAGE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 _HEADING: Final = re.compile(r"(\w+)\n-+\n")
@@ -221,7 +223,7 @@ def _invalid_value(error: typer.BadParameter) -> InputError:
         case "int_parsing" | "int_from_float":
             return InputError(f"{value} is not a whole number", field=field, way_out="Give one")
         case "float_parsing":
-            way_out = _as_part(first["input"]) or "Give one"
+            way_out = (_as_part(first["input"]) if field in PARTS else "") or "Give one"
             return InputError(f"{value} is not a number", field=field, way_out=way_out)
         case "greater_than_equal":
             least = first["ctx"]["ge"]

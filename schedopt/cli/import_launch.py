@@ -17,7 +17,7 @@ from schedopt.cli.platform_options import PlatformOptions
 from schedopt.engine import TITLES
 from schedopt.errors import InputError
 from schedopt.platform import Platform
-from schedopt.units import counted, format_bytes, format_duration
+from schedopt.units import counted, format_bytes, format_duration, format_gap
 
 if TYPE_CHECKING:
     from schedopt.importing import ImportedLaunch
@@ -181,7 +181,7 @@ def _print(found: ImportedLaunch, platform: Platform) -> None:
         bound, most = result.lower_bound * count, 1 - result.lower_bound * count / step
         typer.echo(
             f"Bound     {format_duration(bound)}: no plan on these GPUs has a shorter step with "
-            f"such micro-batches{again}; at most {float(most):.1%} of the step can be saved"
+            f"such micro-batches{again}; at most {format_gap(most)} of the step can be saved"
         )
     typer.echo(f"Memory    {_say_memory(plan, fits=result.status != 'unknown')}")
     for note in found.notes:

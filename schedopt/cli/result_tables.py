@@ -11,7 +11,6 @@ from schedopt.account import PlanReport
 from schedopt.cli.flags import CONTIGUOUS, MORE_TIME, say_note, say_ways
 from schedopt.cli.printing import make_console, number, print_table
 from schedopt.drawing import name_unused
-from schedopt.platform import Platform
 from schedopt.problem import Problem
 from schedopt.proofs import Note
 from schedopt.reporting.tables import (
@@ -44,7 +43,7 @@ def print_result(result: Result) -> None:
         console.print(f"No plan: {result.verdict}", style="bold")
         console.print(f"Scope     {readable(str(result.problem.scope))}")
         if result.infeasibility is not None:
-            _print_infeasibility(console, result.infeasibility, result.problem.platform)
+            _print_infeasibility(console, result.infeasibility, result.problem)
         else:
             if result.lower_bound is not None:
                 console.print(f"Bound     {format_duration(result.lower_bound)}: {result.proof}")
@@ -102,7 +101,8 @@ def _print_problem(console: Console, problem: Problem) -> None:
     console.print(f"Platform  {problem.platform}")
 
 
-def _print_infeasibility(console: Console, why: Infeasibility, platform: Platform) -> None:
+def _print_infeasibility(console: Console, why: Infeasibility, problem: Problem) -> None:
+    platform = problem.platform
     console.print(f"Proof     {readable(str(why.proof))}")
     if why.gpu is not None:
         console.print(f"Binding   GPU {why.gpu}")
@@ -113,16 +113,19 @@ def _print_infeasibility(console: Console, why: Infeasibility, platform: Platfor
     if why.proven_memory_bytes is not None:
         too_little = why.say(why.proven_memory_bytes, platform, exact=True)
         console.print(f"          none with less than {too_little}")
-    if (meant := _forgotten_unit(why, platform)) is not None:
+    if (meant := _forgotten_unit(why, problem)) is not None:
         console.print(f"          a number without a unit is bytes: is {meant} meant?")
     if why.wider:
         console.print(f"Try       {say_ways(why.wider)}")
 
 
-def _forgotten_unit(why: Infeasibility, platform: Platform) -> str | None:
+def _forgotten_unit(why: Infeasibility, problem: Problem) -> str | None:
     """Return the memory that was most likely meant, where that of all GPUs is far too little."""
-    most = max(gpu.memory_bytes for gpu in platform.gpus)
-    needed = why.least_memory_bytes or why.proven_memory_bytes or 0
+    gpus = problem.platform.gpus
+    most = max(gpu.memory_bytes for gpu in gpus)
+    # What is proven of an engine names no memory: some GPU has a part of the heaviest layer.
+    part = max(layer.weight_bytes for layer in problem.chain.layers) // len(gpus)
+    needed = why.least_memory_bytes or why.proven_memory_bytes or part
     if most == 0 or needed < max(FEW_BYTES, 1000 * most):
         return None
     return f"{most}{'G' if most < 1000 else 'M'}"

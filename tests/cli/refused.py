@@ -53,6 +53,7 @@ SOLVE_GPT2 = """
     --solver magic              => contiguous
     --time-limit 0              => --time-limit
     --time-limit long           => Error: --time-limit: 'long' is not a number
+    --time-limit 10%            => Error: --time-limit: '10%' is not a number. Give one
     --gap 2.5%                  => Error: --gap: '2.5%' is not a number. Give it as a part: 0.025
     -o /none/plan.json          => /none/plan.json: cannot be written
     --microbatches 8 --max-k 2  => --max-k: given together with --microbatches

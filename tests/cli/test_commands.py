@@ -93,10 +93,18 @@ def test_infeasible_gives_3_the_least_memory_and_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mem", "meant"), [("2", "2G"), ("1500", "1500M"), ("0", None), ("2M", None)]
+    ("mem", "meant"),
+    [
+        ("2", "2G"),
+        ("1500", "1500M"),
+        ("0", None),
+        ("2M", None),
+        ("2 --batch 16 --for megatron", "2G"),
+        ("2M --batch 16 --for megatron", None),
+    ],
 )
 def test_a_size_without_a_unit_that_is_far_too_little_is_told(mem: str, meant: str | None) -> None:
-    shown = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", mem)
+    shown = run("solve", "--chain", GPT2, "--gpus", "4", "--mem", *mem.split())
     assert shown.returncode == 3
     assert ("without a unit is bytes" in shown.stdout) == (meant is not None)
     assert meant is None or f"is {meant} meant?" in shown.stdout

@@ -99,11 +99,15 @@ def test_what_is_run_now_is_a_plan_with_what_it_costs(tmp_path: Path, launch: Pa
         f"Step      {format_duration(step.pattern.period_total_ns)} for 16 samples in 16 "
         "micro-batches, the update of the weights included"
     )
-    assert re.fullmatch(
+    bound = re.fullmatch(
         r"Bound     \S+ s: no plan on these GPUs has a shorter step with such micro-batches; at "
-        r"most \d+\.\d% of the step can be saved",
+        r"most (\d+\.\d\d)% of the step can be saved",
         shown[2],
     )
+    assert bound is not None
+    least, period = Result.load(plan).lower_bound, step.pattern.period
+    assert least is not None
+    assert 0 <= Fraction(bound[1]) / 100 - (1 - least / period) < Fraction(1, 10_000)
     assert re.fullmatch(
         r"Memory    fits: GPU \d has the least room, and needs \S+ GB of its 16\.00 GB", shown[3]
     )
