@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -146,18 +147,22 @@ def shortest_step(
     The limit counts CPU seconds of the process. A part of them is for all steps, one after the
     other, with equal shares of what is left; the rest is for that which is the shortest then. (Side
     by side and by the wall clock, other work on the machine would leave some of them no time.)
+    A request to stop ends the search for all of them.
     """
-    best, began = known, time.process_time()
+    best, began, asked = known, time.process_time(), threading.Event()
 
     def left_s(part: float) -> float:
         return max(0.0, part * effort.time_limit - (time.process_time() - began))
 
-    for place, problem in enumerate(problems):
-        share_s = left_s(PART_OF_ALL) / (len(problems) - place)
-        best = _search(problem, share_s, effort, best) or best
-    sizes = [problem.chain.samples for problem in problems]
-    again = problems[0 if best is None else sizes.index(best.chain.samples)]
-    return _search(again, left_s(1.0), effort, best) or best
+    with stopping_first(asked.set):
+        for place, problem in enumerate(problems):
+            if asked.is_set():
+                return best
+            share_s = left_s(PART_OF_ALL) / (len(problems) - place)
+            best = _search(problem, share_s, effort, best) or best
+        sizes = [problem.chain.samples for problem in problems]
+        again = problems[0 if best is None else sizes.index(best.chain.samples)]
+        return best if asked.is_set() else _search(again, left_s(1.0), effort, best) or best
 
 
 def _search(problem: Problem, limit_s: float, effort: Effort, known: Plan | None) -> Plan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,19 @@ def test_no_size_of_micro_batches_is_left_without_time(monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "process_time", lambda: now[0])
     assert shortest_step(problems, Effort(1, 60.0)) is plan
     assert asked == [(1, 10.0), (2, 7.5), (4, 7.5), (2, 30.0)]
+
+
+def test_a_request_to_stop_ends_the_search_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def search(problem: Problem, _limit_s: float, _effort: Effort, _known: Plan | None) -> None:
+        asked.append(problem.chain.samples)
+        if len(asked) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(inputs_module, "_search", search)
+    assert shortest_step(small_steps(), Effort(1, 60.0)) is None
+    assert asked == [1, 2]
 
 
 @pytest.mark.nightly
