@@ -27,6 +27,7 @@ from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import flush_step
 from schedopt.systems.flushes import one_f_one_b_order
 from tests.bench.suites import RESULTS, holds, one_figure
+from tests.cli.commands import printed
 from tests.layers import layer
 
 SHIPPED = RESULTS.parent / "instances" / "published"
@@ -227,3 +228,9 @@ def test_gpus_without_a_preset_are_refused(tmp_path: Path) -> None:
     (found,) = list_inputs(Tables(folder))
     with pytest.raises(InputError, match="there is no preset 'z9'"):
         found.score("a10g-megatron-1.3B-p2")
+
+
+def test_help_says_that_the_limit_counts_cpu_seconds() -> None:
+    words = " ".join(printed("bench", "aceso", "--help").replace("│", " ").split())
+    assert "CPU seconds for each search" in words
+    assert "Seconds for each run" not in words
