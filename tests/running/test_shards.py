@@ -181,18 +181,24 @@ def test_synthetic_layers_take_the_bytes_and_the_time_of_the_plan(
         pairs = zip(getattr(found, name), getattr(planned, name), strict=True)
         # The first GPU holds the input of a micro-batch and what it hands on besides. Weights that
         # are gathered come when they can: what they lie beside may be saved by then, or gone.
-        drift = 2_000_000 if (backend, level, name) == ("p2p", "parameter", "saved_bytes") else 64
+        drifts = (backend, level) == ("p2p", "parameter") and name != "weights_bytes"
+        less, more = (2_000_000, 2_000_000) if drifts else (0, 64)
         for number, (mine, other) in enumerate(pairs):
-            more = drift if number or name != "memory_bytes" else 200_064
-            assert 0 <= mine - other < more, name
+            besides = 200_000 if number == 0 and name == "memory_bytes" else 0
+            assert -less <= mine - other < more + besides, name
     assert planned.step_ns < found.step_ns
     assert found.lengths_ns["1U"] > 0.7 * planned.lengths_ns["1U"]
     if backend == "p2p":
         assert found.transfers == planned.transfers
 
 
+def can_run(plan: Plan) -> bool:
+    """Whether a fold has no copies of tied weights, and none of shards, which do not run."""
+    return not plan.chain.copied and all(stage.shard_copies == 1 for stage in plan.stages)
+
+
 @trials(20)
-@given(folded_plans().filter(lambda plan: not plan.chain.copied))
+@given(folded_plans().filter(can_run))
 def test_what_a_part_of_a_fold_does_runs_for_all_parts(plan: Plan) -> None:
     count = plan.rule.update_every or 1
     assert make_actions(plan, count) == make_actions(whole(plan), count)
