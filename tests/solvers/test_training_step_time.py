@@ -22,7 +22,7 @@ from schedopt.solvers.contiguous_steps import search_contiguous
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
-from schedopt.solving.local_search.compilation import NOT_READY, Compilation
+from schedopt.solving.local_search.compilation import NOT_KEPT, Compilation
 from schedopt.solving.replicas import layout
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
@@ -122,7 +122,7 @@ def test_a_step_is_there_before_this_process_compiles_by_itself(
     run = Run(problem, time_limit=0.0)
     solver.solve(problem, run)
     assert run.best() is not None
-    assert run.events.left_out == NOT_READY
+    assert run.events.left_out == NOT_KEPT
     assert asked == []
 
 
