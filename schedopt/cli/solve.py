@@ -192,7 +192,9 @@ def solve_chain(
         )
     with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix, start):
         stages = fixed.stages if fixed is not None else ()
-        nodes = len(platform.network.nodes) if platform.network is not None else 1
+        network = platform.network
+        # A switch is a node without GPUs.
+        nodes = sum(node.gpus > 0 for node in network.nodes) if network is not None else 1
         scope = training.widen(scope, layers, freedoms, usual.replicas, nodes=nodes)
         training.check_groups(platform)
         if profile.degrees == (1,):
