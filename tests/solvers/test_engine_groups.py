@@ -87,6 +87,14 @@ def test_little_is_left_out_of_what_goes_between_groups(copies: int, share: floa
     assert share * length <= cuts.schedule_bound((0,)) <= length
 
 
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_both_ways_between_two_gpus_share_a_link(gpus: int) -> None:
+    problem = step_of_groups(10**9, Platform(gpus, "80G", bandwidth="12GB/s"))
+    cuts = EngineCuts(problem, Grid(ranks=1, chunks=1, replicas=gpus, shard="optimizer"))
+    length = lay_out_step(problem, cuts.grid, cuts.stages((0,))).pattern.period_total_ns
+    assert 0.999 * length <= cuts.schedule_bound((0,)) <= length
+
+
 def test_steps_of_groups_are_folds_on_many_gpus() -> None:
     # Spelled out, 130,000 chunks would go round.
     result = solve_problem(step_of_groups(10**9, make_preset("dgx-h100:32")), workers=1)

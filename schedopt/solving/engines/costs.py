@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -128,11 +129,15 @@ class RedoneLayers:
 
 @dataclass(frozen=True)
 class _RingLink:
-    """A link of a ring, how many rings share it, and whether it leaves a node."""
+    """A link of a ring, how many rings share it, and whether it leaves a node.
+
+    And how many hops of the ring take it: those of two replicas, on a link that is half duplex.
+    """
 
     link: Link | None
     lanes: int
     leaves: bool
+    hops: int = 1
 
 
 class _Hops(NamedTuple):
@@ -193,26 +198,25 @@ class GradientExchange:
         replicas, shared = grid.replicas, grid.shard != "none"
         if replicas == 1:
             return _Exchange((), 1, 1)
-        ring = self._ring(rank)
-        if grid.copies == 1:
-            # Links carry other chunks of a stage, or of other stages, while some are updated.
-            hidden = grid.chunks > 1 or (shared and ring.leaves)
-            most = replicas - 1
-            shares = 0 if hidden else (replicas if shared else 1)
-            common = _Exchange((_Hops(ring, most, most),), shares, replicas)
-            return max([common, *self._of_experts(rank)], key=self._whole_ns)
-        most = replicas - grid.copies
+        ring = self._ring(rank, range(grid.group))
+        most = ring.hops * (replicas - grid.copies)
         inside = _Exchange((_Hops(ring, most, most),), 0, replicas)
-        return max([inside, *self._between(rank)], key=self._whole_ns)
+        if grid.copies > 1:
+            return max([inside, *self._between(rank)], key=self._whole_ns)
+        found = [inside, *self._of_experts(rank)]
+        # Links carry other chunks of a stage, or of other stages, while some are updated.
+        if grid.chunks == 1 and not (shared and ring.leaves):
+            hops = _Hops(ring, replicas - 1, replicas - 1)
+            found.append(_Exchange((hops,), replicas if shared else 1, replicas))
+        return max(found, key=self._whole_ns)
 
     def _of_experts(self, rank: int) -> Iterator[_Exchange]:
         """Yield what goes around a ring of replicas that have the same experts, if any do."""
         several = self.grid.replicas // self._among
         if self._among > 1 and several > 1:
-            starts = range(0, self.grid.replicas - self._among, self._among)
-            links = [self._hop(rank, begin, self._among) for begin in starts]
-            link = next((one for one in links if one.leaves), links[0])
-            yield _Exchange((_Hops(link, several - 1, several - 1),), 0, several, experts=True)
+            ring = self._ring(rank, range(0, self.grid.replicas, self._among))
+            most = ring.hops * (several - 1)
+            yield _Exchange((_Hops(ring, most, most),), 0, several, experts=True)
 
     def _between(self, rank: int) -> Iterator[_Exchange]:
         """Yield what comes one after the other on a link between groups, and around it.
@@ -223,40 +227,44 @@ class GradientExchange:
         """
         grid, size = self.grid, self.grid.group
         starts = range(0, grid.replicas - size, size)
-        begin = next((one for one in starts if self._hop(rank, one, size).leaves), 0)
-        beyond = _Hops(self._hop(rank, begin, size), 2 * (grid.copies - 1), 0)
+        begin = next((one for one in starts if self._hop(rank, one, one + size).leaves), 0)
+        across = self._ring(rank, range(0, grid.replicas, size))
+        beyond = _Hops(across, 2 * across.hops * (grid.copies - 1), 0)
         if grid.chunks > 1:
             yield _Exchange((beyond,), 0, grid.replicas)
             return
-        ring, behind = self._ring(rank, begin), self._ring(rank, begin + size)
+        ring, behind = (
+            self._ring(rank, range(first, first + size)) for first in (begin, begin + size)
+        )
         around = size + grid.copies - 2
         first = _Hops(ring, 0 if ring.leaves else around, 0)
         last = _Hops(behind, 0, 0 if behind.leaves else around)
         # One of the homes has the largest share, if it is known what comes to it.
-        alike = len({self._hop(rank, begin + home, size) for home in range(size)}) == 1
+        alike = len({self._hop(rank, begin + n, begin + n + size) for n in range(size)}) == 1
         yield _Exchange((first, beyond, last), size if alike else 0, grid.replicas)
         if alike:
             every = _Hops(behind, 0, grid.replicas - grid.copies)
             yield _Exchange((first, beyond, every), 0, grid.replicas)
 
-    def _hop(self, rank: int, replica: int, distance: int) -> _RingLink:
-        """Return the link from a replica of a rank to the one so far behind it."""
-        grid = self.grid
-        return self._link(grid.gpu(rank, replica), grid.gpu(rank, replica + distance))
+    def _hop(self, rank: int, replica: int, other: int) -> _RingLink:
+        """Return the link from a replica of a rank to another one."""
+        return self._link(self.grid.gpu(rank, replica), self.grid.gpu(rank, other))
 
-    def _ring(self, rank: int, begin: int = 0) -> _RingLink:
-        """Return a link of a ring of replicas that share, one that leaves a node.
-
-        They are those of a rank from one on.
-        """
-        grid, network = self.grid, self._platform.network
-        first, *others = (grid.gpu(rank, begin + replica) for replica in range(grid.group))
-        if network is not None:
-            nodes = network.node_of
-            far = next((gpu for gpu in others if nodes[gpu] != nodes[first]), None)
-            if far is not None:
-                return self._link(far - grid.tensor, far)
-        return self._link(first, others[0])
+    def _ring(self, rank: int, replicas: range) -> _RingLink:
+        """Return a link of a ring of replicas of a rank, one that leaves a node if any does."""
+        gpus = [self.grid.gpu(rank, replica) for replica in replicas]
+        hops = [*zip(gpus, [*gpus[1:], gpus[0]], strict=True)]
+        links = [self._link(*hop) for hop in hops[:-1]]
+        link = next((one for one in links if one.leaves), links[0])
+        if link.link is None or link.link.duplex == "full":
+            return link
+        taken = Counter(
+            resource
+            for hop, own in zip(hops, [*links, self._link(*hops[-1])], strict=True)
+            if own == link
+            for resource in self._platform.route(*hop, self.grid.tensor)
+        )
+        return replace(link, hops=max(taken.values()))
 
     def _link(self, source: int, target: int) -> _RingLink:
         """Return a link between two replicas."""
