@@ -245,6 +245,12 @@ class Platform(
         return len(set(self.gpus)) == 1 and self.network is None
 
     @property
+    def largest_node(self) -> int:
+        """How many GPUs lie in the largest node."""
+        network = self.network
+        return len(self.gpus) if network is None else max(node.gpus for node in network.nodes)
+
+    @property
     def kinds_of_links(self) -> tuple[Link | None, ...]:
         """What differs among the ways between two GPUs, each as one link. None: free."""
         return (self.link,) if self.network is None else self.network.kinds

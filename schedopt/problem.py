@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
@@ -179,9 +179,17 @@ class Problem:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The GPUs that a tensor group may have in the scope, ascending."""
-        found = (1, *(variant.tensor for variant in self.variants))
-        return tuple(count for count in found if allows_most(self.scope.tensor, count))
+        """The GPUs that a tensor group may have in the scope and in some node, ascending."""
+        return tuple(one for one in self._allowed_degrees() if one <= self.platform.largest_node)
+
+    @property
+    def degrees_without_node(self) -> tuple[int, ...]:
+        """The GPUs of tensor groups that the scope allows and no node holds, ascending."""
+        return tuple(one for one in self._allowed_degrees() if one > self.platform.largest_node)
+
+    def _allowed_degrees(self) -> Iterator[int]:
+        known = (1, *(variant.tensor for variant in self.variants))
+        return (count for count in known if allows_most(self.scope.tensor, count))
 
     def in_group(self, tensor: int) -> Chain:
         """Return what the layers cost on each GPU of a tensor group of so many."""

@@ -288,6 +288,13 @@ class Result(
         return dict(reversed(found.items()))
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the model was left out, and why, in words."""
+        degrees = " and ".join(map(str, self.problem.degrees_without_node))
+        most = self.problem.platform.largest_node
+        return (f"tensor groups of {degrees} GPUs: no node has more than {most}",) * bool(degrees)
+
+    @property
     def verdict(self) -> str:
         """The status in words."""
         asked = self.problem.scope.period_ns

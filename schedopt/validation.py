@@ -26,15 +26,20 @@ LARGEST_COUNT: Final = 2**20
 LARGEST_TOTAL: Final = 2**60
 """What the bytes of all layers may add up to, so that sums fit 64-bit integers."""
 
+MOST_SHOWN: Final = 60
+"""Characters of a value that a message shows."""
+
 
 def show(value: object) -> str:
     """Return any value as a short text for a message."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return f"a number of {int(math.log10(abs(value))) + 1} digits"
     try:
-        return f"{value!r:.60}"
+        text = repr(value)
     except (ValueError, RecursionError):
         return f"a {type(value).__name__}"
+    # The quote or bracket at the end is kept.
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 4]}...{text[-1]}"
 
 
 def is_whole(value: object) -> TypeGuard[SupportsIndex]:

@@ -174,7 +174,7 @@ class EngineSearch:
             low, number, shape = heappop(waiting)
             if not shape.is_tabulated:
                 shape.is_tabulated = True
-                shape.tabulate(answers.hoped)
+                shape.tabulate(answers.hoped, self.run.stopped)
                 if shape.is_open:
                     heappush(waiting, (shape.low, number, shape))
                 continue

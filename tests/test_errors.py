@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from schedopt import InputError, InvalidPlanError, SchedoptError
+from schedopt.validation import show
 
 FULL = InputError("is bad", field="a.b", way_out="Mend it", source="file.json")
 
@@ -47,6 +48,19 @@ def test_seen_from_further_out_the_rest_stays() -> None:
 
 def test_the_file_is_added_to_the_rest() -> None:
     assert str(FULL.in_file("other.json")) == "other.json: a.b: is bad. Mend it"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a" * 58, f"'{'a' * 58}'"),
+        ("a" * 59, f"'{'a' * 55}...'"),
+        ([10**9] * 9, "[1000000000, 1000000000, 1000000000, 1000000000, 1000000...]"),
+        (10**30, "a number of 31 digits"),
+    ],
+)
+def test_a_long_value_is_cut_inside_its_quotes(value: object, shown: str) -> None:
+    assert show(value) == shown
 
 
 def test_an_error_pickles_with_its_parts() -> None:

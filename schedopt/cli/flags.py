@@ -39,6 +39,7 @@ OPTIONS: Final = {
     "import_launch.arguments": "--arguments",
     "import_launch.config": "--config",
     "import_launch.ignored": "--ignore",
+    "import_profile.layers": "--layers",
     "solve.batch": "--batch",
     "tied_weights.copy_tied_weights": "--tied copied",
 }

@@ -176,8 +176,7 @@ class TrainingOptions:
 
     def check_groups(self, platform: Platform) -> None:
         """Refuse tensor groups that no node holds."""
-        network = platform.network
-        most = max(node.gpus for node in network.nodes) if network else len(platform.gpus)
+        most = platform.largest_node
         if (self.tensor_parallel or 0) > most:
             raise InputError(
                 f"no node holds a group of {self.tensor_parallel} GPUs",

@@ -54,6 +54,7 @@ def print_result(result: Result) -> None:
             if result.solver in PARTITIONED:
                 ways = CONTIGUOUS
             console.print(f"Try       {f'{MORE_TIME}, ' if stopped else ''}{ways}")
+        _print_notes(console, result)
     if result.sizes:
         print_table(make_console(), size_table(result))
     if len(result.ladder) > 1:
@@ -92,6 +93,7 @@ def print_plan(result: Result) -> None:
     console.print(f"Bubble    {float(report.bubble):.1%}: idle time of the GPUs that have a stage")
     if unused := name_unused(plan):
         console.print(f"Unused    {unused}: no stage lies there")
+    _print_notes(console, result)
     console.print(f"Binding   {report.binding}")
     console.print(f"Solver    {result.solver}, {result.seconds:.3f} s")
 
@@ -99,6 +101,11 @@ def print_plan(result: Result) -> None:
 def _print_problem(console: Console, problem: Problem) -> None:
     console.print(f"Chain     {problem.chain}")
     console.print(f"Platform  {problem.platform}")
+
+
+def _print_notes(console: Console, result: Result) -> None:
+    for note in result.notes:
+        console.print(f"Left out  {note}")
 
 
 def _print_infeasibility(console: Console, why: Infeasibility, problem: Problem) -> None:
@@ -143,6 +150,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "lower_bound_exact": None if best is None else list(as_ratio(best)),
         "gap": None if gap is None else float(gap),
         "gap_of_sizes": None if result.gap_of_sizes is None else float(result.gap_of_sizes),
+        "notes": list(result.notes),
         "sizes": [asdict(size) for size in result.sizes],
         "bounds": [asdict(bound) | {"proof": str(bound.proof)} for bound in result.bounds],
         "scope": asdict(result.problem.scope),

@@ -208,7 +208,7 @@ def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int
         raise InputError(
             "the table has the operators of one layer, and does not say how many there are",
             field="layers",
-            way_out="Give the number of layers",
+            way_out="Give the number of layers (import_profile.layers)",
         )
     layers = as_whole(layers, "layers", low=1, high=MOST_LAYERS)
     usual = [line for line in lines if whole(line["algo"]) == 0]

@@ -32,6 +32,12 @@ SOLVE = """
     --chain four.json --gpus 2 --mem 9G --batch 6 => --batch: 6 samples are no whole number of
     --chain four.json --gpus 2 --mem 9G --batch 6 => Give 4 or 8, or profile the chain with another
     --chain gpt2.json --platform bits.json => bits.json: links[0].bandwidth: '1Gbit/s' is not a rate
+    --chain gpt2.json --platform dgx-h900:8 => dgx-h900:8: there is no preset 'dgx-h900'. Give one
+    --chain fewer.json --gpus 2 --mem 9G => fewer.json: variants[1].chain.layers: has 2 layers, and
+    --chain named.json --gpus 2 --mem 9G => named.json: variants[1].chain.layers[1].name: 'other', a
+    --chain tied.json --gpus 2 --mem 9G => tied.json: variants[1].chain.same_gpu: ties other layers
+    --chain sizes.json --gpus 2 --mem 9G --batch 7 => --batch: 7 samples are no whole number of micr
+    --chain sizes.json --gpus 2 --mem 9G --batch 8 --tensor-parallel 4 => --tensor-parallel: no node
     --fix nodes.plan.json --bandwidth=1GB/s => --bandwidth: given together with a plan for several
     --fix nodes.plan.json --latency=5us     => --latency: given together with a plan for several
     --fix nodes.plan.json --duplex=half     => Give other nodes: --platform FILE
@@ -226,6 +232,8 @@ PLANS = """
     import small.txt --from piper -o c.json         => --from pipedream
     import bad.txt --from pipedream -o c.json => line 2.forward_compute_time: -1.5 is negative
     import small.txt --from pipedream -o c.json --copies 0      => --copies: 0 is out of range
+    import us.json --from superscaler -o p.json => us.json: forward_ns: is not a column of this tabl
+    import ops.json --from superscaler --gpu l4 --model 22B -o p.json => of layers (--layers)
     import none --from piper -o no/chain.json       => cannot be written
     import run.sh --from megatron-args --gpus 4 --mem 9G -o p.json => --chain: megatron-args says no
     import run.sh --from megatron-args --chain gpt2.json -o p.json => --gpus: not given

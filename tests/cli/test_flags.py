@@ -56,6 +56,7 @@ def test_the_options_and_the_fields_are_there() -> None:
     known_of |= {
         "import_chain": {"source"},
         "import_launch": {"arguments", "config", "ignored"},
+        "import_profile": {"layers"},
         "solve": {"batch"},
         "tied_weights": {"copy_tied_weights"},
     }

@@ -31,6 +31,16 @@ def test_sizes_and_groups_are_chosen(profile: Path) -> None:
     assert told["step_ns"] == min(size["step_ns"] or 10**9 for size in told["sizes"])
 
 
+def test_groups_that_no_node_holds_are_left_out_and_named(profile: Path) -> None:
+    small = ("--gpus", "1", *MACHINE[2:], "--batch", "4")
+    told = json.loads(printed("solve", "--chain", profile, *small, "--json"))
+    left_out = "tensor groups of 2 GPUs: no node has more than 1"
+    assert told["notes"] == [left_out]
+    assert f"Left out  {left_out}" in printed("solve", "--chain", profile, *small)
+    forbidden = printed("solve", "--chain", profile, *small, "--tensor-parallel", "1", "--json")
+    assert json.loads(forbidden)["notes"] == []
+
+
 def test_groups_may_be_forbidden(profile: Path) -> None:
     told = printed("solve", "--chain", profile, *MACHINE, "--batch", "8", "--tensor-parallel", "1")
     assert "tensor groups" not in told

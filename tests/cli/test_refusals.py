@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from schedopt import Profile, Variant
 from tests.cli.commands import GPT2, ROOT, run
 from tests.cli.refused import REFUSED
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 from tests.importing.files import PIPEDREAM
 from tests.running import faulty
+from tests.solving.test_sizes import chain
 from tests.sweeping.helpers import CHAIN
 
 FACTORY = """
@@ -25,6 +27,25 @@ def build():
 """
 
 
+def write_profiles(folder: Path) -> None:
+    """Write a profile, others with a variant that differs, and tables of operators."""
+    variants = (Variant(tensor=t, chain=chain(b, t)) for b in (2, 4) for t in (1, 2))
+    Profile(variants=tuple(variants)).save(folder / "sizes.json")
+    document = json.loads((folder / "sizes.json").read_text())
+    own = document["variants"][1]["chain"]
+    first, second, third = own["layers"]
+    for name, other in (
+        ("fewer", {"layers": [first, second]}),
+        ("named", {"layers": [first, second | {"name": "other"}, third]}),
+        ("tied", {"same_gpu": [[0, 2]]}),
+    ):
+        document["variants"][1]["chain"] = own | other
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    operators = ROOT / "instances" / "published" / "mist" / "ops.json"
+    shutil.copy(operators, folder)
+    (folder / "us.json").write_text(operators.read_text().replace('"forward_ns"', '"forward_us"'))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a file of each kind that the rows name."""
@@ -32,9 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = ROOT / "instances" / "two-nodes.platform.json"
     shutil.copy(GPT2, made / "gpt2.json")
     shutil.copy(ROOT / "instances" / "resnet50.json", made)
-    chain = GPT2.read_text()
-    (made / "minus.json").write_text(chain.replace('"forward_ns": ', '"forward_ns": -', 1))
-    document = json.loads(chain)
+    text = GPT2.read_text()
+    (made / "minus.json").write_text(text.replace('"forward_ns": ', '"forward_ns": -', 1))
+    document = json.loads(text)
     for half in ("backward_input_ns", "backward_weight_ns", "saved_weight_bytes"):
         document["layers"][1].pop(half, None)
     (made / "whole.json").write_text(json.dumps(document))
@@ -42,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gradient_bytes", "optimizer_bytes"):
         del document["layers"][1][name]
     (made / "bare.json").write_text(json.dumps(document))
+    write_profiles(made)
     shutil.copy(nodes, made / "nodes.json")
     (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
     (made / "empty.json").write_text("{}")

@@ -12,6 +12,7 @@ from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engines.cuts import EngineCuts
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.shape import EngineShape
+from schedopt.solving.engines.table import make_table
 from schedopt.solving.run import Hopes, Run
 from tests.solvers.test_engine_step import asked, named, shortest, transformer
 from tests.tensor_groups import two_nodes
@@ -53,6 +54,22 @@ def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:
     assert not shape.model(None, shape.cuts.longest_step()).splits
 
 
+def test_a_table_that_is_stopped_has_a_bound_of_all_ranks_together() -> None:
+    problem = Problem(
+        chain=transformer(12), platform=Platform(2, 10**6), scope=asked("megatron", 4)
+    )
+    cuts = EngineCuts(problem, Grid(ranks=2, chunks=1))
+    stops = iter([False, True])
+    stopped, whole = make_table(cuts, stopped=lambda: next(stops)), make_table(cuts)
+    assert (stopped.splits, stopped.begins) == ((), None)
+    assert whole.splits
+    assert next(stops, None) is None
+    assert stopped.bound_ns is not None
+    assert whole.bound_ns is not None
+    work = sum(layer.forward_ns + layer.backward_ns for layer in problem.chain.layers)
+    assert 4 * work // 2 == stopped.bound_ns <= whole.bound_ns
+
+
 def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: set[tuple[int, int]] = set()
     schedule_bound = EngineCuts.schedule_bound
@@ -63,7 +80,7 @@ def test_no_further_shape_is_looked_at_when_time_is_up(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(EngineCuts, "schedule_bound", counted)
     # Without what says that the first shape has the shortest steps.
-    monkeypatch.setattr(EngineShape, "tabulate", lambda shape, limit: None)
+    monkeypatch.setattr(EngineShape, "tabulate", lambda shape, limit, stopped: None)
     scope = asked("megatron", 8)
     problem = Problem(chain=transformer(8), platform=Platform(gpus=4, memory=1000), scope=scope)
     engine_step_solver.solve(problem, Run(problem))

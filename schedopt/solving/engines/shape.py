@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import comb
 from typing import Final
 
+from schedopt.interrupts import never_stop
 from schedopt.solving.engines.cut_model import EngineCutModel
 from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.descent import Moves, find_better
@@ -84,7 +85,7 @@ class EngineShape:
         edges = cuts.parts * (len(cuts.places) + 1) ** 2
         return edges <= MOST_EDGES and (cuts.chunks == 1 or not are_alike(cuts, self._runs))
 
-    def tabulate(self, limit: int | None = None) -> None:
+    def tabulate(self, limit: int | None = None, stopped: Callable[[], bool] = never_stop) -> None:
         """Raise the bound by what links and ranks take, and start from the layers they then have.
 
         Nothing is known of the ranks where GPUs differ. Of steps that reach a limit, ns, only that
@@ -96,7 +97,7 @@ class EngineShape:
             return
         if self._has_graph and comb(len(cuts.places), cuts.chunks) > MOST_SPLITS:
             return
-        self._table = table = make_table(self.cuts, limit)
+        self._table = table = make_table(self.cuts, limit, stopped)
         if table.bound_ns is None:
             self.is_open = False
             return

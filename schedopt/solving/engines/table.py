@@ -8,6 +8,7 @@ are at least. The least step is the one within which all ranks together can have
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.interrupts import never_stop
 from schedopt.solving.engines.descent import NEVER
 from schedopt.solving.engines.places import PlaceCosts
 
@@ -95,8 +97,13 @@ def _with_one_more(rows: Array, most: int) -> Array:
     return np.column_stack([np.repeat(rows, free, axis=0), own])
 
 
-def make_table(cuts: EngineCuts, limit: int | None = None) -> RankTable:
-    """Return the table of a grid of equal GPUs, as far as steps are shorter than a limit, ns."""
+def make_table(
+    cuts: EngineCuts, limit: int | None = None, stopped: Callable[[], bool] = never_stop
+) -> RankTable:
+    """Return the table of a grid of equal GPUs, as far as steps are shorter than a limit, ns.
+
+    Without splits if it is stopped before it has those of all ranks.
+    """
     count = len(cuts.places)
     middle = count - 2
     own = cuts.chunks
@@ -113,7 +120,7 @@ def make_table(cuts: EngineCuts, limit: int | None = None) -> RankTable:
         within = (longest if limit is None else min(longest, limit)) // each
         if within < most:
             most, reach = within, each * (within + 1)
-    found = table.solve(most, reach) if most >= 0 else None
+    found = table.solve(most, reach, stopped) if most >= 0 else None
     return found or RankTable(cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks)
 
 
@@ -162,15 +169,15 @@ class _Table:
         self.all_ahead = sum(self.ahead[rank] for rank in hops)
         self.all_back = sum(self.back[rank] for rank in hops)
 
-    def solve(self, most: int, reach: int) -> RankTable | None:
+    def solve(self, most: int, reach: int, stopped: Callable[[], bool]) -> RankTable | None:
         """Return the least step in which all ranks together can have all layers.
 
         With more than `most` of them a rank takes `reach`, ns, or longer. None: there are too many
-        splits.
+        splits, or it was stopped.
         """
         found = []
         for rank in range(self.cuts.ranks):
-            if (layers := self._splits(rank, most)) is None:
+            if stopped() or (layers := self._splits(rank, most)) is None:
                 return None
             found.append(self._steps(rank, layers))
         values = np.full((self.cuts.ranks, self.middle_count + 1), NEVER, dtype=np.int64)
