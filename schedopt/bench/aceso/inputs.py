@@ -35,8 +35,8 @@ PRECISION: Final = 500
 """A bound is the largest step that has no plan, less at most such a part."""
 FEW: Final = 16
 """Up to so many GPUs a search has no longer than the limit."""
-PART_OF_ALL: Final = 0.5
-"""Of the time of a search, for all sizes of micro-batches; the rest is for the best of them."""
+PART_OF_SIZE: Final = 0.5
+"""Of the time that is left, for each size of micro-batches; the rest is for the best of them."""
 _ADDED: Final = (
     "forward_ns",
     "backward_ns",
@@ -144,25 +144,25 @@ def shortest_step(
 ) -> Plan | None:
     """Return the plan with the shortest of several steps; `known`, if none is found to be shorter.
 
-    The limit counts CPU seconds of the process. A part of them is for all steps, one after the
-    other, with equal shares of what is left; the rest is for that which is the shortest then. (Side
-    by side and by the wall clock, other work on the machine would leave some of them no time.)
+    The limit counts CPU seconds of the process. Each step in turn has half of what is left, and the
+    rest is for that which is the shortest then: a search that finds none is of no use, and later
+    ones end where they cannot be shorter. (Side by side and by the wall clock, other work on the
+    machine would leave some of them no time.)
     A request to stop ends the search for all of them.
     """
     best, began, asked = known, time.process_time(), threading.Event()
 
-    def left_s(part: float) -> float:
-        return max(0.0, part * effort.time_limit - (time.process_time() - began))
+    def left_s() -> float:
+        return max(0.0, effort.time_limit - (time.process_time() - began))
 
     with stopping_first(asked.set):
-        for place, problem in enumerate(problems):
+        for problem in problems:
             if asked.is_set():
                 return best
-            share_s = left_s(PART_OF_ALL) / (len(problems) - place)
-            best = _search(problem, share_s, effort, best) or best
+            best = _search(problem, PART_OF_SIZE * left_s(), effort, best) or best
         sizes = [problem.chain.samples for problem in problems]
         again = problems[0 if best is None else sizes.index(best.chain.samples)]
-        return best if asked.is_set() else _search(again, left_s(1.0), effort, best) or best
+        return best if asked.is_set() else _search(again, left_s(), effort, best) or best
 
 
 def _search(problem: Problem, limit_s: float, effort: Effort, known: Plan | None) -> Plan | None:

@@ -205,8 +205,8 @@ SUITE: Final = Suite(
     "account of recompute holds all that a stage computes again at once, where Megatron-LM does "
     "one run of operators after the other: so it needs more memory than was measured, most where "
     "a stage has many layers. The limit is for each search on up to 16 GPUs, and longer in "
-    "proportion on more; it counts CPU seconds of the process. In half of it all sizes of "
-    "micro-batches have their turns, and the rest is for the one with the shortest step.",
+    "proportion on more; it counts CPU seconds of the process. Each size of micro-batches "
+    "in turn has half of what is left of it, and the rest is for the one with the shortest step.",
     misses=_misses,
     well="No plan is below its bound, and ours is nowhere longer in the memory that theirs need.",
     summary=_summary,

@@ -157,7 +157,7 @@ def test_no_size_of_micro_batches_is_left_without_time(monkeypatch: pytest.Monke
     monkeypatch.setattr(inputs_module, "_search", search)
     monkeypatch.setattr(time, "process_time", lambda: now[0])
     assert shortest_step(problems, Effort(1, 60.0)) is plan
-    assert asked == [(1, 10.0), (2, 7.5), (4, 7.5), (2, 30.0)]
+    assert asked == [(1, 30.0), (2, 7.5), (4, 3.75), (2, 3.75)]
 
 
 def test_a_request_to_stop_ends_the_search_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
