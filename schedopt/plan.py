@@ -252,12 +252,19 @@ class Plan(Problem):
             for gpu in stage.group(first)
         }
 
+    @cached_property
+    def has_groups(self) -> bool:
+        """Whether some stage runs on tensor groups of several GPUs."""
+        return any(stage.tensor > 1 for stage in self.stages)
+
     def lanes(self, item: Transfer | Collective) -> int:
         """Return how many GPUs of a group send next to each other.
 
         Those of the smaller group, where something goes from one to another, each a part; else
         all, each what it has of the weights.
         """
+        if not self.has_groups:
+            return 1
         own = self.stages[item.stage].tensor
         if isinstance(item, Transfer) and item.is_boundary:
             return min(own, self.stages[item.stage + 1].tensor)

@@ -34,8 +34,12 @@ def find_enough_ns(problem: Problem, run: Run, scope: Scope) -> int:
     return int(bound * (problem.scope.microbatches or 1) * (1 + run.incumbent.gap))
 
 
-def search_contiguous(step: StepData, run: Run, layout: LayoutTime) -> list[StepReports]:
+def search_contiguous(
+    step: StepData, run: Run, layout: LayoutTime, behind_s: float = 0.0
+) -> list[StepReports]:
     """Search contiguous stages in all the time of a run; the last search is the widest.
+
+    The best step may be laid out in some seconds behind the run, too.
 
     Where gradients or parameters may be shared, first those that share the optimizer state at most;
     then all, from those on that others choose. No search is cut short to lay something out: it
@@ -65,7 +69,7 @@ def search_contiguous(step: StepData, run: Run, layout: LayoutTime) -> list[Step
             search.candidates.take(searches[-1].search.candidates)
         searches.append(StepReports(search, run, layout, laid_out))
         searches[-1].follow(search.improve())
-        searches[-1].lay_out_best()
+        searches[-1].lay_out_best(behind_s)
     return searches
 
 

@@ -96,12 +96,12 @@ class StepReports:
             return True
         return (1 + REST) * self._needed_s(best[0]) <= left
 
-    def lay_out_best(self) -> None:
+    def lay_out_best(self, behind_s: float = 0.0) -> None:
         """Report candidates that may be shorter: nodes share links, which the search leaves out.
 
-        The first one where the run has the time for it but for `LATE_S`, and others where the
-        search has. Those that were the best before may take less. Where there is no plan and no
-        time for any of them, the one that takes least.
+        The first one where the run, with some seconds that perhaps are behind it, has the time for
+        it but for `LATE_S`, and others where the search has. Those that were the best before may
+        take less. Where there is no plan and no time for any of them, the one that takes least.
         """
         candidates, run, first = self.search.candidates, self.run, True
         every = [*candidates.best, *reversed(self._followed)]
@@ -112,7 +112,8 @@ class StepReports:
             left = clock.remaining()
             if not first and clock.stopped():
                 return
-            if left is not None and left + first * LATE_S < self._needed_s(candidate):
+            late_s = LATE_S + behind_s if first else 0.0
+            if left is not None and left + late_s < self._needed_s(candidate):
                 continue
             first = False
             if best is None or candidate.makespan_ns < best * count:

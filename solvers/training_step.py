@@ -168,13 +168,12 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(asked, run, cutoff) if engines else None
     if step is not None:
-        bound = _prove(with_halves(step), run)
-        ahead = False
+        bound, ahead = _prove(with_halves(step), run), False
         if loops is not None and placed is not None:
             ahead = _look_at_others(loops, placed, run, bound)
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
-            part = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
-            searches += search_contiguous(step, part, layout)
+            part, behind_s = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
+            searches += search_contiguous(step, part, layout, behind_s)
             searches += begin_redone(step, run, layout)
     goes_on = anywhere or not problem.platform.uniform
     if loops is not None:
@@ -235,12 +234,15 @@ def _look_at_others(loops: LoopedSteps, placed: PlacedFolds, run: Run, bound: in
     return best is not None and best.pattern.period_total_ns <= bound
 
 
-def _part_of_contiguous(problem: Problem, run: Run, limit_s: float | None, *, ahead: bool) -> Run:
-    """Return a run for contiguous stages, of which there were some seconds to begin with.
+def _part_of_contiguous(
+    problem: Problem, run: Run, limit_s: float | None, *, ahead: bool
+) -> tuple[Run, float]:
+    """Return a run for contiguous stages, and seconds behind it for laying their best step out.
 
+    There were some seconds to begin with. The seconds behind are as many wherever stages may lie.
     Where links of nodes are shared, engines run what that search does not see.
     """
-    engines, left = not problem.platform.uniform, run.remaining()
+    engines, left, behind_s = not problem.platform.uniform, run.remaining(), 0.0
     part = run.fork(run.workers, SHARE if ahead or engines else 1.0)
     part.events = run.events
     if ahead or engines:
@@ -250,7 +252,8 @@ def _part_of_contiguous(problem: Problem, run: Run, limit_s: float | None, *, ah
         kept = SHARE_OF_OTHERS + (0.0 if problem.scope.allocation == "general" else MARGIN)
         part.clock.shorten(max(0.0, left - (1 - kept) * limit_s))
         part.clock.end_early(SHARE_OF_CONTIGUOUS)
-    return part
+        behind_s = SHARE_OF_OTHERS * limit_s
+    return part, behind_s
 
 
 def _place(placed: PlacedFolds, run: Run, share: float) -> None:

@@ -29,11 +29,13 @@ def find_order_violations(timeline: Timeline) -> Iterator[Violation]:
                 continue
             start, _ = timeline.span(name, i)
             for needed in needs(timeline, name, i):
+                _, end = timeline.span(needed, i)
+                if end <= start:
+                    continue
                 before = timeline.slot(needed, i)
                 assert before is not None
-                _, end = timeline.span(needed, i)
                 pair = (id(slot.item), id(before.item))
-                if end <= start or pair in seen:
+                if pair in seen:
                     continue
                 seen.add(pair)
                 back = start // timeline.duration_of(every)

@@ -56,7 +56,8 @@ class Timeline:
     slots: Mapping[Name, tuple[Slot | None, ...]]
     part: Part | None = None
     _lengths: dict[tuple[str | int, ...], int] = field(default_factory=dict, repr=False)
-    _spans: dict[tuple[Name, int], tuple[int, int]] = field(default_factory=dict, repr=False)
+    _spans: dict[Name, dict[int, tuple[int, int]]] = field(default_factory=dict, repr=False)
+    _repeats: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_stage(self) -> tuple[tuple[tuple[str, Item], ...], ...]:
@@ -106,14 +107,15 @@ class Timeline:
 
     def span(self, name: Name, micro_batch: int) -> tuple[int, int]:
         """When the item that runs a micro-batch starts and ends, in ns."""
-        found = self._spans.get((name, micro_batch))
+        known = self._spans.setdefault(name, {})
+        found = known.get(micro_batch)
         if found is None:
             slot = self.slots[name][micro_batch % self.plan.pattern.k]
             assert slot is not None
             item, behind = slot
             start = self.start(item, micro_batch - behind)
             end = start + self.length(item, micro_batch - behind)
-            found = self._spans[name, micro_batch] = start, end
+            found = known[micro_batch] = start, end
         return found
 
     def length(self, item: Item, first: int) -> int:
@@ -303,7 +305,11 @@ class Timeline:
 
     def repeat(self, *stages: int) -> int:
         """Return after how many micro-batches stages run on the same GPUs at the same phase."""
-        return lcm(self.plan.pattern.k, *(len(self.plan.stages[s].gpus) for s in stages))
+        found = self._repeats.get(stages)
+        if found is None:
+            replicas = (len(self.plan.stages[stage].gpus) for stage in stages)
+            found = self._repeats[stages] = lcm(self.plan.pattern.k, *replicas)
+        return found
 
     def duration_of(self, micro_batches: int) -> int:
         """How long a number of micro-batches, a multiple of k, takes in ns."""

@@ -51,7 +51,7 @@ def replicate(problem: Problem) -> Result:
     return result
 
 
-@trials(2000, by_day=40)
+@trials(3000, by_day=40)
 @given(replicated_problems())
 def test_equals_every_plan(problem: Problem) -> None:
     assert_best(replicate(problem), least_replicated_period(problem))

@@ -71,11 +71,16 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
     assert len(laid_out) == 1
 
 
-@pytest.mark.parametrize("some_fit", [True, False])
+@pytest.mark.parametrize(
+    ("some_fit", "behind_s"), [(True, 0.0), (False, 0.0), (True, 2900.0), (False, 2900.0)]
+)
 def test_what_takes_too_long_to_be_laid_out_makes_room_for_others(
-    monkeypatch: pytest.MonkeyPatch, *, some_fit: bool
+    monkeypatch: pytest.MonkeyPatch, *, some_fit: bool, behind_s: float
 ) -> None:
-    """For all others, or if none has the time for the one that takes least."""
+    """For all others, or if none has the time for the one that takes least.
+
+    Unless there is time for it behind the run.
+    """
     chain = sized(random_chain(10, 1).chain)
     step, laid_out = step_data(ask(chain, 8, memory_at(chain, 8, "tight"))), list[Candidate]()
     run = Run(step.problem, time_limit=600)
@@ -88,8 +93,11 @@ def test_what_takes_too_long_to_be_laid_out_makes_room_for_others(
     monkeypatch.setattr(reports, "_needed_s", costs.__getitem__)
     monkeypatch.setattr(reports, "_lay_out", laid_out.append)
     monkeypatch.setattr(reports.search.candidates, "lighten", lambda candidate: candidate)
-    reports.lay_out_best()
-    assert laid_out == (best[1:] if some_fit else [best[1]])
+    reports.lay_out_best(behind_s)
+    if behind_s:
+        assert laid_out[0] == best[0]
+    else:
+        assert laid_out == (best[1:] if some_fit else [best[1]])
 
 
 def test_searches_lay_no_candidate_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +177,7 @@ def test_what_is_shorter_than_all_contiguous_stages_comes_before_them(
 ) -> None:
     problem, before = heavy_end(memory=25), list[Plan | None]()
 
-    def note(_: StepData, run: Run, __: object) -> list[step_reports.StepReports]:
+    def note(_: StepData, run: Run, *__: object) -> list[step_reports.StepReports]:
         before.append(run.best())
         run.stop()
         return []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate, StageChoice
 
-OPERATION_S: Final = 1e-4
+OPERATION_S: Final = 8.5e-5
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
 LEAST_MEASURED: Final = 200
 """Steps of so many operations or more tell how long others take to be laid out."""
