@@ -26,6 +26,8 @@ __all__ = [
 
 LARGEST_HORIZON_NS: Final = 2**47
 """What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
+FEW_BYTES_PER_S: Final = 10_000
+"""Of a link: whoever gives less has most likely left out the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +279,15 @@ class Problem:
         trips = sorted(2 * self.platform.longest_transfer_ns(count) for count in sent)
         total += sum(trips[-len(self.platform.gpus) :])
         if total >= LARGEST_HORIZON_NS:
+            way_out = f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed"
+            link = self.platform.link
+            if link is not None and link.bandwidth_bytes_per_s < FEW_BYTES_PER_S:
+                meant = f"{link.bandwidth_bytes_per_s}GB/s"
+                way_out += f". A rate without a unit is bytes a second: is {meant} meant?"
             raise InputError(
                 f"layers and transfers take {total} ns on the slowest GPU",
                 field="platform",
-                way_out=f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed",
+                way_out=way_out,
             )
 
 

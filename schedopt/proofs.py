@@ -126,6 +126,11 @@ class ProofKind(_Worded):
         "a search over all cuts that {engine} can run, by paths through its order",
     )
     NO_ENGINE_CUT = "no_engine_cut", "of all cuts that {engine} can run, none fits"
+    NO_ENGINE_GRID = (
+        "no_engine_grid",
+        "{engine} takes all GPUs, and has no ranks, replicas and tensor groups of equal size for "
+        "so many of them and of micro-batches",
+    )
     NO_SHORT_ENGINE_CUT = (
         "no_short_engine_cut",
         "of all cuts that {engine} can run, none fits and is as short as asked",
@@ -269,6 +274,8 @@ class Suggestion(_Worded):
     OTHER_STAGES = "other_stages", "another allocation (without stages)"
     FINER_CHAIN = "finer_chain", "a finer chain"
     SMALLER_MICROBATCH = "smaller_microbatch", "a smaller micro-batch"
+    OTHER_MICROBATCHES = "other_microbatches", "another batch, or micro-batches of another size"
+    OTHER_GPUS = "other_gpus", "another number of GPUs"
     MORE_MEMORY = "more_memory", "more memory"
     MORE_GPUS = "more_gpus", "more GPUs"
 

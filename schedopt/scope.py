@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from schedopt.engine import ENGINES, TITLES, Engine
 from schedopt.errors import InputError
-from schedopt.stage import LARGEST_GROUP, SHARDS, Shard, Stage
+from schedopt.stage import LARGEST_GROUP, SHARDS, Shard, Stage, say_shared
 from schedopt.validation import STRICT, check_choice, check_whole
 
 Allocation = Literal["contiguous", "general", "fixed"]
@@ -16,12 +16,6 @@ Grain = Literal["stage", "layer"]
 MemoryReading = Literal["sum", "peak"]
 GpuOrder = Literal["given", "any"]
 
-_SHARED: Final[dict[Shard, str]] = {
-    "none": "",
-    "optimizer": " that may share the optimizer state",
-    "gradient": " that may share the optimizer state and gradients",
-    "parameter": " that may share the optimizer state, gradients and parameters",
-}
 MOST_MICROBATCHES: Final = 2**20
 """Of a step."""
 USUAL_MAX_K: Final = 2
@@ -270,7 +264,8 @@ class Scope:
         others = "" if self.shard == "none" else "or "
         dealt = f", {others}some of which run one micro-batch more" if self.uneven else ""
         groups = ", perhaps in groups" if self.hybrid else ""
-        return f"{most} replicas of a stage{_SHARED[self.shard]}{groups}{dealt}"
+        shared = "" if self.shard == "none" else f" that may share {say_shared(self.shard)}"
+        return f"{most} replicas of a stage{shared}{groups}{dealt}"
 
 
 def allows_most(most: int | None, other: int | None) -> bool:

@@ -12,6 +12,12 @@ from schedopt.validation import LARGEST, STRICT, as_numbers, as_rows, check_choi
 Shard = Literal["none", "optimizer", "gradient", "parameter"]
 SHARDS: Final[tuple[Shard, ...]] = get_args(Shard)
 """What replicas may share of the state of a stage, each more than the one before."""
+_SHARED: Final[dict[Shard, str]] = {
+    "none": "nothing",
+    "optimizer": "the optimizer state",
+    "gradient": "the optimizer state and gradients",
+    "parameter": "the optimizer state, gradients and parameters",
+}
 LARGEST_GROUP: Final = 1024
 """GPUs of a tensor group, or that share sequences or experts."""
 
@@ -115,9 +121,8 @@ class Stage:
 
     @property
     def shared(self) -> str:
-        """What its replicas share, in words."""
-        groups = f" in {self.shard_copies} groups" if self.shard_copies > 1 else ""
-        return f"{self.shard}{groups}"
+        """What its replicas share, in a word."""
+        return f"{self.shard}{_say_groups(self.shard_copies)}"
 
     @cached_property
     def shard_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -206,3 +211,18 @@ def _check_pair(numbers: tuple[int, ...], field: str) -> None:
             field=field,
             way_out="Give the first and the last layer",
         )
+
+
+def say_shared(shard: Shard, copies: int = 1) -> str:
+    """Return what replicas share, in so many groups, as a phrase.
+
+    Examples
+    --------
+    >>> say_shared("optimizer", 2)
+    'the optimizer state in 2 groups'
+    """
+    return f"{_SHARED[shard]}{_say_groups(copies)}"
+
+
+def _say_groups(copies: int) -> str:
+    return f" in {copies} groups" if copies > 1 else ""

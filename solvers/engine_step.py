@@ -29,12 +29,13 @@ import numpy as np
 from schedopt.engine import stage_begins
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.proofs import Proof, ProofKind
+from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.rule import Rule
 from schedopt.solving.engines.answers import EngineAnswers
 from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.grid import Grid, grids_of
+from schedopt.solving.engines.least_memory import FirstStep, find_least_memory
 from schedopt.solving.engines.order import EngineOrder
 from schedopt.solving.engines.seeds import best_of, find_seeds, start_from
 from schedopt.solving.engines.shape import RISE, EngineShape
@@ -49,6 +50,8 @@ SHARE_OF_SEEDS: Final = 0.3
 """Of that, for cuts near the balanced ones of all grids."""
 SHARE_OF_WHOLE_LAYERS: Final = 0.3
 """Of the time, for cuts between whole transformer layers, where others are possible too."""
+SHARE_OF_MEMORY: Final = 0.3
+"""Of the time that is left, for one question whether a step exists with more memory."""
 TURN_S: Final = 0.5
 """How long the cuts of one shape are parted before another one may be looked at."""
 NEAR: Final = 1.05
@@ -89,7 +92,32 @@ def solve(problem: Problem, run: Run) -> None:
             way_out="Give GPUs that are alike, or leave the engine out (Scope.engine)",
         )
     others = best_between_whole_layers(problem, run) if scope.engine == "torch" else []
-    EngineSearch(problem, run).run_all(others)
+    search = EngineSearch(problem, run)
+    search.run_all(others)
+    if search.impossible is not None:
+        run.report_infeasible(_with_least_memory(search.impossible, problem, run))
+
+
+def _with_least_memory(why: Infeasibility, problem: Problem, run: Run) -> Infeasibility:
+    """Return why there is no step, with the memory that one needs where that is the reason."""
+    gpus = problem.platform.gpus
+    if why.proof == _no_grid(problem) or problem.scope.period_ns is not None or len(set(gpus)) > 1:
+        return why
+
+    def find_step(asked: Problem) -> FirstStep:
+        part = run.subrun(asked, SHARE_OF_MEMORY)
+        part.stop_at_a_plan()
+        part.begin("engine_step")
+        search = EngineSearch(asked, part)
+        search.run_all()
+        return FirstStep(part.best(), search.impossible is not None)
+
+    least, proven = find_least_memory(problem, find_step)
+    return replace(why, least_memory_bytes=least, proven_memory_bytes=proven)
+
+
+def _no_grid(problem: Problem) -> Proof:
+    return Proof(ProofKind.NO_ENGINE_GRID, engine=problem.scope.engine)
 
 
 def best_between_whole_layers(problem: Problem, run: Run) -> list[EngineShape]:
@@ -128,6 +156,8 @@ class EngineSearch:
         self.answers = EngineAnswers(problem, run)
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
         self.shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
+        self.impossible: Infeasibility | None = None
+        """Why there is no step, if that is known."""
         self._generator = np.random.default_rng(run.seed)
 
     def run_all(self, others: Sequence[EngineShape] = ()) -> None:
@@ -306,7 +336,7 @@ class EngineSearch:
 
     def _conclude(self, shapes: list[EngineShape]) -> None:
         """Report what is known in the end."""
-        scope, best = self.problem.scope, self.run.best()
+        best = self.run.best()
         if not self._speaks_of_all:
             self.run.leave_out("only the first GPUs were looked at, in the given order")
             return
@@ -326,11 +356,19 @@ class EngineSearch:
         elif self.answers.open is not None:
             self.run.leave_out("another order of transfers might be as short as asked")
         else:
-            none_fits, short = ProofKind.NO_ENGINE_CUT, ProofKind.NO_SHORT_ENGINE_CUT
-            proof = Proof(none_fits if scope.period_ns is None else short, engine=scope.engine)
-            self.run.report_infeasible(
-                Infeasibility(scope=scope, proof=proof, wider=suggest(self.problem))
-            )
+            self.impossible = self._say_impossible()
+
+    def _say_impossible(self) -> Infeasibility:
+        """Return that no step exists, and why."""
+        problem, scope = self.problem, self.problem.scope
+        assert scope.engine is not None
+        units = len(stage_begins(problem.chain, scope.engine))
+        if next(grids_of(problem, units), None) is None:
+            ways = (Suggestion.ANOTHER_ORDER, Suggestion.OTHER_MICROBATCHES, Suggestion.OTHER_GPUS)
+            return Infeasibility(scope=scope, proof=_no_grid(problem), wider=ways)
+        none_fits, short = ProofKind.NO_ENGINE_CUT, ProofKind.NO_SHORT_ENGINE_CUT
+        proof = Proof(none_fits if scope.period_ns is None else short, engine=scope.engine)
+        return Infeasibility(scope=scope, proof=proof, wider=suggest(problem))
 
     def _descend(self, shape: EngineShape, here: FirstLayers) -> None:
         """Go from a cut to better neighbours, as long as there are any."""

@@ -11,7 +11,7 @@ from schedopt.checking.violations import Violation
 from schedopt.engine import may_be_empty
 from schedopt.folding import count_rounds
 from schedopt.plan import Plan
-from schedopt.stage import Stage
+from schedopt.stage import Stage, say_shared
 
 MOST_MICRO_BATCHES: Final = 2**21
 """Plans that repeat only after more micro-batches are not looked at."""
@@ -182,8 +182,9 @@ def find_wrong_rows(plan: Plan, *, fold: int = 1) -> Iterator[Violation]:
             yield Violation(
                 "group",
                 place,
-                f"it has {len(gpus)} replicas that share {stage.shared}, and {chain.sharing}: of "
-                "those with the same, all share the optimizer state at most",
+                f"it has {len(gpus)} replicas that share "
+                f"{say_shared(stage.shard, stage.shard_copies)}, and {chain.sharing}: of those "
+                "with the same, all share the optimizer state at most",
             )
         if several and (plan.rule.update_every or 0) % len(gpus):
             yield Violation(

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
-from schedopt.cli.options import naming_options, refuse_together
+from schedopt.cli.options import naming_options
 from schedopt.errors import InputError
 from schedopt.platform import Gpu, Platform
 
@@ -68,7 +68,12 @@ class PlatformOptions:
     def _load(self, path: Path) -> Platform:
         for field in fields(self):
             if field.name != "platform" and getattr(self, field.name) is not None:
-                refuse_together(f"--{field.name}", "--platform", "whose file says it")
+                raise InputError(
+                    "given together with --platform, which says it",
+                    field=f"--{field.name}",
+                    way_out="Leave it out, or write what you have into a file and give that: "
+                    "--platform FILE (schedopt.platform/1)",
+                )
         return Platform.load(path)
 
     def _read_over(self, plan: Platform) -> Platform:

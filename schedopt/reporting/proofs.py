@@ -90,6 +90,11 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "bounded by sums of paths, or CP-SAT found none."
     ),
     ProofKind.NO_ENGINE_CUT: "Every cut that the engine can run needs more memory than there is.",
+    ProofKind.NO_ENGINE_GRID: (
+        "Ranks are no more than the parts that the engine does not cut, and replicas have equal "
+        "numbers of micro-batches. Without a pipeline, those of torchtitan have one each, since it "
+        "adds gradients up behind each."
+    ),
     ProofKind.NO_SHORT_ENGINE_CUT: (
         "Every cut that the engine can run needs more memory than there is, or more time than "
         "asked."

@@ -162,8 +162,9 @@ class _Portfolio:
         if run.clock.ended():
             return False
         if impossible is not None:
-            # What is quick may still say which memory would do.
-            return not phase.weight and impossible.least_memory_bytes is None
+            # What is quick may still say which memory would do. So does the search for an engine.
+            may_say = not phase.weight or self.problem.scope.engine is not None
+            return may_say and impossible.least_memory_bytes is None
         settled = run.settled() or run.settled(phase.problem.scope)
         return not settled or self._may_need_fewer(phase)
 

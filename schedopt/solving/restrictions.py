@@ -92,36 +92,43 @@ def solve_restricted(
     return replace(result, ladder=(*result.ladder, *rows))
 
 
-def _kinds(problem: Problem) -> Iterator[_Kind]:
-    """Yield kinds of plans beyond those of an engine, first those that are nearest to it."""
+def _kinds(problem: Problem, tensor: int) -> Iterator[_Kind]:
+    """Yield kinds of plans beyond those of an engine, first those that are nearest to it.
+
+    `tensor` is the degree of tensor parallelism that the engine's plan has.
+    """
     scope = problem.scope
-    alone = _Kind(
-        f"{_chosen_by_stage(problem)} by stage" if problem.is_training_step else "any order",
-        Suggestion.NO_GRID,
-        replace(scope, engine=None, allocation="contiguous"),
-    )
+    alone = [*_kinds_by_stage(problem, tensor)]
     words = "several stages a GPU" if scope.engine == "deepspeed" else "cuts anywhere"
     plain = _Kind(words, Suggestion.PLAIN_TORCH, replace(scope, engine="torch", hybrid=False))
     if scope.engine == "torch":
-        yield alone
+        yield from alone
     else:
         # DeepSpeed's GPUs have one stage each.
-        yield from (alone, plain) if scope.engine == "deepspeed" else (plain, alone)
+        yield from (*alone, plain) if scope.engine == "deepspeed" else (plain, *alone)
     if scope.allocation == "general":
         yield _Kind("stages anywhere", Suggestion.ANOTHER_ORDER, replace(scope, engine=None))
 
 
-def _chosen_by_stage(problem: Problem) -> str:
-    """Return what an engine has alike in all stages, and a replicated step in each as it likes.
+def _kinds_by_stage(problem: Problem, tensor: int) -> Iterator[_Kind]:
+    """Yield steps of one stage for each GPU, with one thing more that a stage has of its own.
 
-    They are lifted together: no search has steps with one of them by stage and the others alike.
+    What a row does not lift yet its plans do without: recompute, and tensor groups that are larger
+    than those of the engine's plan. No search has groups of one size above 1.
     """
-    names = ["replicas"]
-    if problem.degrees != (1,):
-        names.append("tensor degree")
-    if problem.scope.recompute:
-        names.append("recompute")
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    free = replace(problem.scope, engine=None, allocation="contiguous")
+    if not problem.is_training_step:
+        yield _Kind("any order", Suggestion.NO_GRID, free)
+        return
+    largest = problem.degrees[-1]
+    scope = replace(free, recompute=False, tensor=tensor)
+    groups = "" if tensor == 1 else f", tensor groups of up to {tensor} GPUs"
+    yield _Kind(f"replicas by stage{groups}", Suggestion.NO_GRID, scope)
+    if free.recompute:
+        scope = replace(scope, recompute=True)
+        yield _Kind("recompute by stage", Suggestion.NO_GRID, scope)
+    if tensor < largest:
+        yield _Kind("tensor degree by stage", Suggestion.NO_GRID, free)
 
 
 def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[PhaseResult]:
@@ -130,7 +137,7 @@ def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[Pha
     Each begins with the best plan so far, if that is of its kind.
     """
     problem, best, bounds = result.problem, result.plan, [*result.bounds]
-    kinds = [*_kinds(problem)]
+    kinds = [*_kinds(problem, 1 if best is None else best.stages[0].tensor)]
     # Of kinds that may have plans.
     scopes = [problem.scope] if result.infeasibility is None else []
     for number, kind in enumerate(kinds):

@@ -204,6 +204,10 @@ class Run:
         run.clock = self.clock.fork(share, longest)
         return run
 
+    def stop_at_a_plan(self) -> None:
+        """Ask the solver to stop as soon as there is a plan."""
+        self._on_progress = lambda known: self.stop() if known.plan is not None else None
+
     def fork(self, workers: int, share: float) -> Run:
         """Return a view for a worker thread: incumbent and bounds are shared.
 

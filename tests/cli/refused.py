@@ -13,13 +13,14 @@ SOLVE = """
     --chain gpt2.json --gpus two --mem 1G               => --gpus: 'two' is not
     --chain gpt2.json --gpus 2 --mem '16Gb and more'    => --mem: '16Gb and more'
     --chain gpt2.json --gpus 3 --mem 1G,2G              => --mem: 2 entries
+    --chain gpt2.json --gpus 2 --mem 9G --bandwidth 12  => bytes a second: is 12GB/s meant?
     --chain none.json --gpus 2 --mem 1G                 => none.json: no such
     --chain minus.json --gpus 2 --mem 9G => minus.json: layers[0].forward_ns: -
     --chain minus.json --gpus 2 --mem 9G => Give an integer from 0
     --chain whole.json --gpus 2 --mem 9G --split-backward => whole.json: layers[1].backward_input_ns
     --chain whole.json --gpus 2 --mem 9G --split-backward => schedopt profile measures both
     --chain whole.json --gpus 2 --mem 9G --split-backward => leave the split (--split-backward) out
-    --chain gpt2.json --platform nodes.json --gpus=4 => --gpus: given together with --platform
+    --chain gpt2.json --platform nodes.json --gpus=4 => file and give that: --platform FILE (sche
     --chain gpt2.json --platform nodes.json --mem=1G        => --mem: given together with --platform
     --chain gpt2.json --platform nodes.json --reserved=1G   => --reserved: given together with
     --chain gpt2.json --platform nodes.json --speed=1       => --speed: given together with

@@ -265,7 +265,7 @@ def test_gpus_that_share_experts(tmp_path: Path) -> None:
     assert_refused(
         lambda: megatron(tmp_path, groups, 16, of=of),
         "replicas",
-        "and a stage has 4 replicas that share optimizer in 2 groups: of those with the same",
+        "and a stage has 4 replicas that share the optimizer state in 2 groups: of those with",
         source=tmp_path / "run.sh",
     )
 

@@ -136,31 +136,49 @@ def test_kinds_of_training_steps(engine: Engine, freedoms: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "recompute", "freedom"),
+    ("degrees", "recompute", "freedoms"),
     [
-        ((1,), True, "replicas and recompute by stage"),
-        ((1, 2), False, "replicas and tensor degree by stage"),
-        ((1, 2), True, "replicas, tensor degree and recompute by stage"),
+        ((1,), True, ["replicas by stage", "recompute by stage"]),
+        ((1, 2), False, ["replicas by stage", "tensor degree by stage"]),
+        ((1, 2), True, ["replicas by stage", "recompute by stage", "tensor degree by stage"]),
     ],
 )
-def test_a_row_names_all_that_it_lifts_at_once(
-    degrees: tuple[int, ...], recompute: bool, freedom: str
+def test_each_row_lifts_one_restriction(
+    degrees: tuple[int, ...], recompute: bool, freedoms: list[str]
 ) -> None:
     profile = Profile(variants=variants(degrees, layers=2))
-    scope = replace(
-        widest_step(profile.variants[0].chain, None), engine="torch", recompute=recompute
-    )
-    result = solve(
+    result = solve_steps(profile, recompute=recompute)
+    assert result.plan is not None
+    assert {stage.tensor for stage in result.plan.stages} == {1}
+    assert [row.freedom for row in result.ladder[1:]] == [*freedoms, "stages anywhere"]
+    check_order(result)
+
+
+def test_groups_as_large_as_the_plans_are_no_restriction() -> None:
+    # Alone a GPU holds 1600 bytes, or 1200 where two replicas share the optimizer state.
+    profile = Profile(variants=variants((1, 2), layers=1))
+    result = solve_steps(profile, memory=1100)
+    assert result.plan is not None
+    assert {stage.tensor for stage in result.plan.stages} == {2}
+    assert [row.freedom for row in result.ladder[1:]] == [
+        "replicas by stage, tensor groups of up to 2 GPUs",
+        "stages anywhere",
+    ]
+    check_order(result)
+
+
+def solve_steps(profile: Profile, *, recompute: bool = False, memory: int = 10**6) -> Result:
+    chain = profile.variants[0].chain
+    scope = replace(widest_step(chain, None), engine="torch", recompute=recompute)
+    return solve(
         profile,
-        Platform(2, 10**6),
+        Platform(2, memory),
         batch=2,
         scope=scope,
         workers=1,
         restrictions=True,
         time_limit=1,
     )
-    assert [row.freedom for row in result.ladder[1:]] == [freedom, "stages anywhere"]
-    check_order(result)
 
 
 @trials(60)

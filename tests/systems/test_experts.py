@@ -204,11 +204,11 @@ WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "unknown sizes": (forget, "it has 4 replicas on 4 GPUs, and 2 GPUs share the experts"),
     "gradients shared": (
         on_stages(shard="gradient"),
-        "4 replicas that share gradient, and 2 GPUs share the experts of a layer: of those with",
+        "4 replicas that share the optimizer state and gradients, and 2 GPUs share the experts",
     ),
     "groups of shards": (
         on_stages(shard_copies=2),
-        "4 replicas that share optimizer in 2 groups, and 2 GPUs share the experts of a layer",
+        "4 replicas that share the optimizer state in 2 groups, and 2 GPUs share the experts",
     ),
 }
 

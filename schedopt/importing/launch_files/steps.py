@@ -22,7 +22,7 @@ from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.layout import has_expert_copies, is_spelled_out, lay_out_step
 from schedopt.solving.replicas.layout import lay_out_turns
-from schedopt.stage import Stage
+from schedopt.stage import Stage, say_shared
 from schedopt.systems.config import SystemConfig
 from schedopt.systems.data_parallel import list_buckets
 from schedopt.systems.flush_step import Turn
@@ -92,10 +92,9 @@ def _check_experts(launch: Launch) -> None:
             "experts",
         )
     if copies > 1 or launch.shard in ("gradient", "parameter"):
-        groups = f" in {copies} groups" if copies > 1 else ""
         raise InputError(
-            f"{has} that share {launch.shard}{groups}: of those with the same experts, plans have "
-            "all share the optimizer state at most",
+            f"{has} that share {say_shared(launch.shard, copies)}: of those with the same experts, "
+            "plans have all share the optimizer state at most",
             field="replicas",
             way_out="Import it with the optimizer state shared among all replicas, or with as many "
             "replicas as share the experts",
