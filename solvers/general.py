@@ -53,7 +53,7 @@ def solve(problem: Problem, run: Run) -> None:
     contiguous = best.stages if best is not None and is_contiguous(best.stages) else None
     if best is not None:
         known.insert(0 if contiguous is None else len(known), best.stages)
-    order = cycle([*known, *([None] * max(1, len(known)))])
+    order = cycle(known or [None])
     recent = _Recent(run)
     with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, prover):
         if not is_compiled(run):

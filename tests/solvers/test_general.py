@@ -56,7 +56,7 @@ def search(problem: Problem, placements: int, seed: int = 0, *, annealings: int 
     for bound in lower_bounds(problem):
         run.add_bound(bound)
     run.begin("general")
-    starts = cycle([*fixed_patterns(problem), None])
+    starts = cycle([*fixed_patterns(problem)] or [None])
     for plan in LocalSearch(problem, run, 1, params).rounds(lambda number: next(starts)):
         run.report(plan)
     return run

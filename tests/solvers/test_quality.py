@@ -61,7 +61,7 @@ def searched(problem: Problem, placements: int = PLACEMENTS, seed: int = 0) -> F
     run = Run(problem, seed=seed, work_limit=placements)
     run.add_bound(load_bound(problem))
     run.begin("general")
-    starts = cycle([*fixed_patterns(problem), None])
+    starts = cycle([*fixed_patterns(problem)] or [None])
     for plan in LocalSearch(problem, run, 1).rounds(lambda _number: next(starts)):
         run.report(plan)
     return run.period()

@@ -1,8 +1,9 @@
 """The search for a general allocation: many short annealings, several at a time.
 
-A round is one annealing for each worker, from the best placement so far or from a start, at a
-period below the best. All see the best of the round before, so that a run with the same seed, the
-same number of workers and no time limit goes the same way.
+A round is one annealing for each worker. In turn, a round begins hot from starts, each of which may
+become a lineage of placements, or goes on from what lineages found, warm and below the best period
+(`lineages`). All see the best of the round before, so that a run with the same seed, the same
+number of workers and no time limit goes the same way.
 """
 
 from __future__ import annotations
@@ -27,14 +28,11 @@ from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.compilation import COMPILATIONS, POLL_S
+from schedopt.solving.local_search.lineages import SLACK, Lineages, period_of
 from schedopt.solving.local_search.state import (
     LONGEST,
-    MICRO_BATCHES,
-    PERIOD,
-    STAGES,
     State,
     Workspace,
-    new_state,
     new_workspace,
     restart,
 )
@@ -57,6 +55,8 @@ SPARED: Final = 0.5
 
 With recompute, and for the sum, such annealings found longer plans in the same time.
 """
+WARM_PART: Final = 2
+"""Such an annealing is this part of one from a start, as 1 / `WARM_PART`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,9 @@ class LocalSearchParams:
     drops : tuple of float
         How far below the best period an annealing looks, in turn: far ones leave local optima,
         near ones find what is there. No farther than halfway to the bound.
-    hot, cold : float
-        Temperatures at the beginning and at the end of an annealing, as penalties.
+    hot, warm, cold : float
+        Temperatures, as penalties, at the beginning of an annealing from a start, and of one that
+        goes on from a placement, and at the end. `hot` would leave little of a placement.
     """
 
     placements: int = 400_000
@@ -88,25 +89,27 @@ class LocalSearchParams:
     part: int = 16
     drops: tuple[float, ...] = (0.02, 0.005, 0.05, 0.001)
     hot: float = 0.03
+    warm: float = 0.004
     cold: float = 0.0005
 
     def __post_init__(self) -> None:
         counts = (self.placements, self.placements_times_layers, self.shortest, self.part)
         if min(counts) < 1 or not self.drops:
             raise InputError("no work", field="placements", way_out="Give at least 1, and a drop")
-        if not 0 < self.cold <= self.hot:
+        if not 0 < self.cold <= self.warm <= self.hot:
             raise InputError(
-                f"{self.cold} and {self.hot} do not fall",
+                f"{self.cold}, {self.warm} and {self.hot} do not rise",
                 field="cold",
                 way_out="Give less, above 0",
             )
         if not all(0 <= drop < 1 for drop in self.drops):
             raise InputError("not a share", field="drops", way_out="Give shares below 1")
 
-    def schedule(self, number: int, steps: int, low: int) -> Schedule:
-        """Return how annealing `number` goes."""
+    def schedule(self, number: int, steps: int, low: int, *, warm: bool = False) -> Schedule:
+        """Return how annealing `number` from a start goes, or that from a placement."""
         drop = self.drops[number % len(self.drops)]
-        return Schedule(steps=steps, low=low, drop=drop, hot=self.hot, cold=self.cold)
+        hot = self.warm if warm else self.hot
+        return Schedule(steps=steps, low=low, drop=drop, hot=hot, cold=self.cold)
 
 
 DEFAULTS: Final = LocalSearchParams()
@@ -136,11 +139,6 @@ def _longest_period(problem: Problem) -> int:
 
 def _read_as_sum(plan: Plan) -> Plan:
     return replace(plan, scope=replace(plan.scope, memory="sum"))
-
-
-def _period_of(state: State) -> Fraction:
-    """Return the normalized period of a placement, ns."""
-    return Fraction(int(state.counts[PERIOD]), int(state.counts[MICRO_BATCHES]))
 
 
 def place_stages(problem: Problem, run: Run) -> Plan | None:
@@ -186,7 +184,7 @@ class LocalSearch:
         self.tables = make_tables(problem, run.stopped)
         self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
-        self.elite = new_state(self.tables, self.most)
+        self.lineages = Lineages(self.tables, self.most)
         self.placements = 0
         self.longest = _longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
@@ -217,7 +215,7 @@ class LocalSearch:
         Parameters
         ----------
         starts : callable
-            Returns the stages to start from in annealing number n; None: from the best so far.
+            Returns the stages to start from in annealing number n; None: all layers as one.
         at_once : callable, optional
             Returns how many annealings the next round has, at most one for each worker. Default:
             one for each.
@@ -227,35 +225,49 @@ class LocalSearch:
         afresh : bool
             Whether the first round goes as if no plan were known: as that of a search without one.
         """
-        number, news = 0, deque() if news is None else news
+        number, hot, warm, news = 0, 0, False, deque() if news is None else news
         with ThreadPoolExecutor(len(self.workers)) as pool:
             while not self._is_done():
                 # All of a round are as long as one of them is, since they wait for each other.
                 is_new = bool(news)
-                steps, open_for = self._steps(longest=is_new), self._open_for()
+                warm = not (warm or is_new) and bool(self.lineages)
+                steps, open_for = self._steps(longest=is_new, warm=warm), self._open_for()
                 if not (steps and open_for):
                     return
                 stop = np.zeros(1, dtype=np.int64)
-                tasks = []
+                tasks, parents = [], []
                 workers = self.workers[: at_once() if at_once else None]
-                for worker in workers:
+                known = None if afresh else self.run.period()
+                if known is not None and not warm:
+                    known *= 1 + SLACK
+                for turn, worker in enumerate(workers):
                     # Drawn apart, so that neither goes with some of the drops or starts alone.
                     choice = np.random.default_rng([self.run.seed, number, 1])
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
-                    plan = self.params.schedule(number, steps, self._low(k))
-                    begin = news.pop() if is_new and news else starts(number)
-                    self._prepare(worker, begin, plan, k, None if afresh else self.run.period())
+                    parent = self.lineages.draw(choice) if warm else None
+                    plan = self.params.schedule(hot + turn, steps, self._low(k), warm=warm)
+                    begin = parent or (news.pop() if is_new and news else starts(number))
+                    self._prepare(worker, begin, plan, k, known)
                     draw = np.random.default_rng([self.run.seed, number])
                     tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
+                    parents.append(parent)
                     number += 1
                 self._wait(tasks, stop)
-                afresh = False
                 self.placements += sum(max(1, task.result()) for task in tasks)
-                found = [worker.best for worker in workers if worker.found[0]]
-                if found:
-                    best = min(found, key=_period_of)
-                    restart(self.elite, best, 0, int(best.counts[MICRO_BATCHES]))
+                afresh, hot = False, hot + (not warm)
+                best = self._keep(workers, parents)
+                if best is not None:
                     yield compress_shifts(decode(self.problem, self.tables, best))
+
+    def _keep(self, workers: Sequence[Workspace], parents: Sequence[State | None]) -> State | None:
+        """Keep what a round found, and return the best of it if none better is known."""
+        best, known = None, self.run.period()
+        for worker, parent in zip(workers, parents, strict=True):
+            if worker.found[0]:
+                self.lineages.add(worker.best, parent)
+                if known is None or period_of(worker.best) < known:
+                    best, known = worker.best, period_of(worker.best)
+        return best
 
     def _draw_k(self, open_for: Sequence[int], draw: np.random.Generator) -> int:
         """Return how many micro-batches the period of an annealing has."""
@@ -283,12 +295,14 @@ class LocalSearch:
             tables = tables._replace(sparing=0.0)
         return tables
 
-    def _steps(self, *, longest: bool) -> int:
+    def _steps(self, *, longest: bool, warm: bool = False) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
         limit, params = self.run.work_limit, self.params
         steps = min(params.placements, params.placements_times_layers // self.tables.layers)
         if self.tables.recompute and not longest:
             steps = min(steps, max(params.shortest, self.placements // params.part))
+        if warm:
+            steps = max(1, steps // WARM_PART)
         if limit is None:
             return steps
         return min(steps, (limit - self.placements) // len(self.workers))
@@ -329,7 +343,7 @@ class LocalSearch:
     def _prepare(
         self,
         worker: Workspace,
-        stages: Sequence[Stage] | None,
+        begin: Sequence[Stage] | State | None,
         plan: Schedule,
         k: int,
         known: Fraction | None,
@@ -339,13 +353,12 @@ class LocalSearch:
         # Near the bound a far drop would leave nothing to find.
         least = (plan.low + high) // 2
         period = max(least, min(high, int((high + 1) * (1 - plan.drop))))
-        if stages is not None and len(stages) > self.most:
-            stages = None
-        if stages is None and self.elite.counts[STAGES]:
-            restart(worker.state, self.elite, period, k)
-        else:
-            one = Stage(layers=(0, self.tables.layers - 1), gpus=(0,))
-            encode(stages or [one], worker.state, period, k)
+        if isinstance(begin, State):
+            restart(worker.state, begin, period, k)
+            return
+        if begin is None or len(begin) > self.most:
+            begin = [Stage(layers=(0, self.tables.layers - 1), gpus=(0,))]
+        encode(begin, worker.state, period, k)
 
     def _is_done(self) -> bool:
         run = self.run
