@@ -13,6 +13,9 @@ from tests import budgets
 
 __all__ = ["budgets"]
 
+# What is imported to collect tests is no garbage: the collector need not look at it so often.
+gc.set_threshold(20_000)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As under nohup and in background jobs: their children would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,4 +34,3 @@ def _imported_for_good() -> None:
     """Spare the collector of garbage what was imported: each full run would look at all of it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)

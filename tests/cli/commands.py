@@ -12,15 +12,20 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 from unittest import mock
 
+import typer.main
+
 from schedopt.cli import main
 
 ROOT = Path(__file__).parents[2]
 GPT2 = ROOT / "instances" / "gpt2-small.json"
+_BUILT_ONCE = cache(typer.main.get_command)
+"""All commands and their options. A process builds them anew whenever it runs one."""
 USUAL_SIGNALS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -40,6 +45,7 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(as_a_new_process(folder))
         stack.enter_context(mock.patch.object(sys, "argv", ["schedopt", *typed]))
+        stack.enter_context(mock.patch.object(typer.main, "get_command", _BUILT_ONCE))
         out, err = (stack.enter_context(_captured(number)) for number in (1, 2))
         code = _exit_code()
         for stream in (sys.stdout, sys.stderr):
