@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -336,6 +337,11 @@ def _system(name: str, gpus: int, m: int, more: dict[str, Any], chain: Chain) ->
 _MAKERS: Final = _makers()
 NAMES: Final = tuple(_MAKERS)
 """Of the plans with replicas."""
+_OTHER_SIZES: Final = re.compile(
+    r"[24] stages|^(dp_|zero_|cdp_).*, 2 GPUs|^chimera, 2 GPUs, m = 2|m = 6$"
+)
+ONE_SIZE: Final = tuple(name for name in NAMES if not _OTHER_SIZES.search(name))
+"""Of one plan of each kind, mostly that of three GPUs: what is tried by day."""
 
 
 def replicated_plan(name: str, chain: Chain) -> tuple[Plan, int]:

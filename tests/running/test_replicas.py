@@ -24,7 +24,7 @@ from schedopt.simulation import simulate
 from schedopt.systems.catalogue import SYSTEMS, find_system
 from schedopt.systems.config import SystemConfig
 from tests.actions.interpreters import run
-from tests.budgets import PROFILE, trials
+from tests.budgets import PROFILE, nightly_but, trials
 from tests.examples import EXAMPLES
 from tests.random_plans import quickened
 from tests.running import by_hand
@@ -44,6 +44,7 @@ from tests.running.local_run import (
 )
 from tests.running.replicated import (
     NAMES,
+    ONE_SIZE,
     cyclic,
     exchanged,
     gathered,
@@ -87,7 +88,7 @@ def optimizers_of(name: str, actions: Actions) -> list[str]:
     return every if PROFILE == "nightly" else [every[NAMES.index(name) % len(every)]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(ONE_SIZE, NAMES))
 def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
     plan, count = plan_of(name)
     actions = make_actions(plan, count)
@@ -108,7 +109,7 @@ def test_gradients_and_weights_are_those_of_formulas(name: str) -> None:
         assert_versions(local, simulate(plan, count))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(ONE_SIZE, NAMES))
 def test_versions_that_are_read_are_those_of_the_account(name: str) -> None:
     """Also where the newest on the GPU is read, or that of the first stage."""
     planned, count = plan_of(name)
@@ -139,7 +140,7 @@ def some(items: Sequence[Any], most: int, stride: int) -> Sequence[Any]:
     return items[:: 1 if len(items) < most else stride]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(ONE_SIZE, NAMES))
 def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
     plan, count = plan_of(name)
     actions = make_actions(plan, count)
@@ -147,7 +148,7 @@ def test_lists_run_and_are_refused_without_a_transfer(name: str) -> None:
     assert run(actions.ranks)
     assert run(actions.ranks, buffered=True)
     lists = actions.ranks
-    few, of_sends, of_transfers = (20, 11, 5) if PROFILE == "nightly" else (10, 23, 13)
+    few, of_sends, of_transfers = (20, 11, 5) if PROFILE == "nightly" else (10, 37, 23)
     sends = [one for own in lists for one in own if one.is_send and one.part]
     for send in some(sends, few, of_sends):
         if send.part is not None and send.part.is_taken and "ahead" in name:
@@ -240,7 +241,7 @@ def test_data_parallelism_has_the_gradient_of_the_unsplit_model() -> None:
 
 
 def test_bytes_of_transfers_are_those_of_the_account() -> None:
-    for plan, count in map(plan_of, NAMES):
+    for plan, count in map(plan_of, NAMES if PROFILE == "nightly" else ONE_SIZE):
         of = simulate(plan, count)
         wanted = sorted(
             sent // item.covers
