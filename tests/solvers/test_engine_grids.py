@@ -261,7 +261,7 @@ def compare_with_steps_of_any_kind(problem: Problem) -> None:
     assert best.pattern.period <= asked.plan.pattern.period
 
 
-@trials(200, by_day=30)
+@trials(200, by_day=15)
 @given(steps(), st.sampled_from([0, engine_table.MOST_SPLITS]))
 def test_no_plan_beats_what_is_said_of_its_grid(problem: Problem, most: int) -> None:
     """The tables of ranks, what links carry, and the longest path of a cut.

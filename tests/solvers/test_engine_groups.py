@@ -127,7 +127,7 @@ def test_as_folds_steps_of_groups_are_no_longer(copies: int) -> None:
     assert fold.pattern.period <= whole.pattern.period
 
 
-@trials(500, by_day=5)
+@trials(500, by_day=3)
 @given(steps_of_groups())
 def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
     plans = [*every_plan(problem)]
@@ -135,13 +135,13 @@ def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
     compare_with_bounds(problem, plans)
 
 
-@trials(100, by_day=10)
+@trials(100)
 @given(steps_of_groups())
 def test_no_engine_with_groups_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
     compare_with_steps_of_any_kind(problem)
 
 
-@trials(300, by_day=5)
+@trials(300, by_day=3)
 @given(steps_of_groups())
 def test_steps_of_any_kind_have_groups_of_replicas_too(problem: Problem) -> None:
     lengths = [plan.pattern.period_total_ns for _, plan in every_plan(problem)]

@@ -15,7 +15,7 @@ from tests.strategies import tight_chains, tight_platforms
 WORK: dict[str, Any] = {"work_limit": 4000, "seed": 1}
 
 
-@trials(600, by_day=40)
+@trials(600, by_day=15)
 @given(
     chain=tight_chains(4),
     platform=tight_platforms(),

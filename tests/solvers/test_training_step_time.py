@@ -134,7 +134,7 @@ def test_a_step_is_there_before_this_process_compiles_by_itself(
     assert asked == []
 
 
-@pytest.mark.parametrize("work", [200, 1500, None])
+@pytest.mark.parametrize("work", [200, 1500, pytest.param(None, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
     monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None
