@@ -125,11 +125,13 @@ def test_no_step_of_uneven_replicas_is_below_the_bound(problem: Problem) -> None
     assert_not_below_the_bound(problem, False)
 
 
-def test_most_steps_are_the_shortest() -> None:
+@pytest.mark.parametrize("examples", [50, pytest.param(500, marks=pytest.mark.nightly)])
+def test_most_steps_are_the_shortest_and_most_bounds_are_reached(examples: int) -> None:
     """With the search to its end; orders that are not decided count as none."""
     ratios: list[float] = []
+    apart: list[float] = []
 
-    @settings(max_examples=80, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=examples, derandomize=True, database=None, phases=[Phase.generate])
     @given(training_steps(levels=SHARDS[:2]))
     def compare(problem: Problem) -> None:
         problem = in_parts(problem, 12)
@@ -137,9 +139,13 @@ def test_most_steps_are_the_shortest() -> None:
             least = least_step(problem)
             assert least is not None
             ratios.append(searched(problem).best[0].makespan_ns / least)
+            apart.append(least / bound_of(problem))
 
     compare()
     assert len(ratios) > 30
+    assert min(apart) == 1
+    assert apart.count(1) >= 0.85 * len(apart)
+    assert geometric_mean(apart) < 1.02, sorted(apart)
     assert min(ratios) == 1
     assert ratios.count(1) >= 0.7 * len(ratios)
     assert geometric_mean(ratios) < 1.05, sorted(ratios)
