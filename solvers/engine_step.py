@@ -123,7 +123,9 @@ def _no_grid(problem: Problem) -> Proof:
 def best_between_whole_layers(problem: Problem, run: Run) -> list[EngineShape]:
     """Return the few best shapes where cuts lie between whole transformer layers, if names tell.
 
-    Of these cuts there are far fewer, so that good ones are found sooner.
+    Of these cuts there are far fewer, so that good ones are found sooner. Their best step is
+    reported, if it is one of what was asked: those between other layers may all be longer, where
+    transfers wait for each other.
     """
     scope = replace(problem.scope, engine="torchtitan")
     try:
@@ -136,6 +138,8 @@ def best_between_whole_layers(problem: Problem, run: Run) -> list[EngineShape]:
     part = run.subrun(inner, SHARE_OF_WHOLE_LAYERS)
     search = EngineSearch(inner, part)
     search.find(part)
+    if (best := part.best()) is not None:
+        run.report_if_valid(best)
     return best_of(search.shapes)
 
 

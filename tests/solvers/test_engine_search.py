@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from schedopt import Chain, Layer, Platform, Problem
+from schedopt import Chain, Layer, Platform, Problem, check
 from schedopt.problem import training_step
 from schedopt.solvers import engine_step as engine_step_solver
 from schedopt.solving.engines.cuts import EngineCuts
@@ -22,9 +22,15 @@ def test_plain_torch_begins_from_cuts_between_whole_layers() -> None:
     names = [f"layers.{n}.{half}" for n in range(4) for half in ("attention", "mlp")]
     chain = named("embed", *names, "head")
     problem = Problem(chain=chain, platform=Platform(2, 10**6), scope=asked("torch", 4))
-    shapes = engine_step_solver.best_between_whole_layers(problem, Run(problem))
+    run = Run(problem)
+    shapes = engine_step_solver.best_between_whole_layers(problem, run)
     assert shapes
     assert all({*shape.best[1]} <= {0, 1, 3, 5, 7, 9} for shape in shapes)
+    best = run.best()
+    assert best is not None
+    assert best.scope == problem.scope
+    assert best.pattern.period == shortest(problem, "torchtitan")[0]
+    assert check(best) == ()
 
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), ("embed", "layers.0", "layers.1", "head")])
