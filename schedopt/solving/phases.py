@@ -13,7 +13,7 @@ from schedopt.problem import Problem, Scope, training_step, widest_step
 from schedopt.proofs import Suggestion
 from schedopt.scope import Allocation
 from schedopt.solving.registry import load_solver
-from schedopt.solving.requirements import is_short
+from schedopt.solving.requirements import is_short, keeps_nothing
 from schedopt.solving.run import Run
 
 SOLVERS: Final[dict[Allocation, dict[str, tuple[str | tuple[str, ...], ...]]]] = {
@@ -66,6 +66,11 @@ The later one needs it little, since it looks without the freedom half of the ti
 """
 LEAST_S_OF_START: Final = 0.3
 """A search that only finds a start is left out if it has less: making its models takes that."""
+PLACES_IN_A_SECOND: Final = 40
+"""Of how many layers times GPUs all allocations and orders may be worth a search by the second.
+
+With less time their prover would only take from what searches beside it.
+"""
 ENGINE_SOLVER: Final = "engine_step"
 """What answers the scope of an engine; no other one looks at what an engine can run."""
 REPLICATED_SOLVER: Final = "replicated"
@@ -134,6 +139,14 @@ def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
 def has_time(phase: Phase, later: Sequence[Phase], seconds: float | None) -> bool:
     """Whether a phase with so many seconds is worth them, where there is a plan."""
     return seconds is None or seconds >= LEAST_S_OF_START or not is_start(phase, later)
+
+
+def side_by_side(phase: Phase, seconds: float | None) -> tuple[str, ...]:
+    """Return the solvers of a phase that are of use in so many seconds; the first one always is."""
+    places = len(phase.problem.chain.layers) * len(phase.problem.platform.gpus)
+    if seconds is None or places <= PLACES_IN_A_SECOND * seconds or keeps_nothing(phase.problem):
+        return phase.solvers
+    return phase.solvers[:1]
 
 
 def is_start(phase: Phase, later: Sequence[Phase]) -> bool:

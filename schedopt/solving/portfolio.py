@@ -25,6 +25,7 @@ from schedopt.solving.phases import (
     is_start,
     plan_phases,
     share_time,
+    side_by_side,
     what_if_phases,
 )
 from schedopt.solving.registry import load_solver
@@ -196,8 +197,8 @@ class _Portfolio:
 
     def _run(self, phase: Phase, share: float) -> None:
         """Run the solvers of a phase side by side, until nothing is left to find in its scope."""
-        run, count = self.run, len(phase.solvers)
-        if count == 1 or run.work_limit is not None:
+        run = self.run
+        if len(phase.solvers) == 1 or run.work_limit is not None:
             # What is told when it comes would make runs with a limit of work differ.
             for name, part in phase.in_turn(share):
                 if name == phase.solvers[-1] or self._is_open(phase):
@@ -205,8 +206,10 @@ class _Portfolio:
                     self.results.append(self._attempt(name, phase, run))
             return
         run.begin(phase.solvers[0], share)
-        forks = {name: run.fork(max(1, run.workers // count), 1.0) for name in phase.solvers}
-        with ThreadPoolExecutor(count) as pool:
+        solvers = side_by_side(phase, run.remaining())
+        workers = max(1, run.workers // len(solvers))
+        forks = {name: run.fork(workers, 1.0) for name in solvers}
+        with ThreadPoolExecutor(len(solvers)) as pool:
             tasks = []
             for name, fork in forks.items():
                 fork.begin(name)

@@ -12,6 +12,7 @@ from schedopt.solving.phases import (
     has_time,
     plan_phases,
     share_time,
+    side_by_side,
     what_if_phases,
 )
 from tests.layers import layer
@@ -92,3 +93,16 @@ def test_only_a_start_is_left_out_for_lack_of_time() -> None:
         for number, phase in enumerate(phases)
         for seconds in (None, LEAST_S_OF_START)
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "saved", "proven"),
+    [(None, 8, True), (1.6, 8, True), (1.4, 8, False), (0.0, 8, False), (0.0, 0, True)],
+)
+def test_what_proves_is_left_out_where_it_would_only_take_from_the_search(
+    seconds: float | None, saved: int, *, proven: bool
+) -> None:
+    chain = Chain(layers=(layer(2, 4, saved),) * 15)
+    problem = Problem(chain=chain, platform=Platform(4, 999), scope=ANY)
+    phase = Phase(("general", "general_cpsat"), "", problem)
+    assert side_by_side(phase, seconds) == phase.solvers[: 1 + proven]
