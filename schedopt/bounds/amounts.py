@@ -143,7 +143,7 @@ class ResidentBytes:
     second : array
         What the second half of a backward keeps if it is split.
     workspace : array
-        What its operations take on top of all of this.
+        What its operations take on top of all of this; nothing where averages are taken.
     worst : array
         At its own worst instant, all of a layer but its weights.
     turn : array
@@ -281,7 +281,8 @@ class Scaled:
         """Return what layers keep whose spans are at least these.
 
         In the reading *sum* each counts with its most. In the reading *peak* averages over time
-        are taken, which add up to no more than the most of all at once.
+        are taken, which add up to no more than the most of all at once; what operations take while
+        they run is a part of these.
         """
         import numpy as np
 
@@ -292,17 +293,26 @@ class Scaled:
         kept, second = self._hold(self.saved, whole), self._hold(self.second, self.half)
         if scope.split_backward:
             kept = np.minimum(kept, self._hold(self.saved, half) + second)
+        again = self._hold(self.saved, np.minimum(self.ahead + self.back, self.limit))
         return ResidentBytes(
-            kept=kept,
-            again=self._hold(self.saved, np.minimum(self.ahead + self.back, self.limit)),
+            kept=self._with_workspace(kept, self.work),
+            again=self._with_workspace(again, self.work + self.ahead),
             checkpoint=self._hold(self.checkpoint, least),
             input=self._hold(self.input, least),
-            saved=self._hold(self.saved, least),
+            saved=self._with_workspace(self._hold(self.saved, least), self.work),
             second=second,
             workspace=0 * self.workspace if self.peak else self.workspace,
             worst=self._worst(least),
             turn=self._turn(),
         )
+
+    def _with_workspace(self, sizes: Array, times: Array) -> Array:
+        """Add to averages what operations take that run so long for each micro-batch."""
+        import numpy as np
+
+        if not self.peak:
+            return sizes
+        return np.asarray(np.minimum(sizes + self._hold(self.workspace, times), self.room + 1))
 
     def _worst(self, held: Array) -> Array:
         """Return what a layer keeps itself when it keeps the most, in one of its operations."""

@@ -163,9 +163,9 @@ class Instants:
         """Return by how much each span is above its least at most, of shape (layers,).
 
         On average over time, and over the micro-batches of a period, layers keep saved s / T bytes,
-        which add up to at most what all GPUs have beside weights. What the span of l has more, that
-        of j <= l has more too, but for what the least span of j has on top of the way from j to l
-        and back and of the least span of l.
+        which add up to at most what all GPUs have beside weights and what operations take. What the
+        span of l has more, that of j <= l has more too, but for what the least span of j has on top
+        of the way from j to l and back and of the least span of l.
 
         Parameters
         ----------
@@ -181,7 +181,8 @@ class Instants:
         if 4 * int(scaled.saved.sum()) * longest >= MOST_SUM:
             return np.full(count, NEVER)
         spare = scaled.rooms + 1 - int(scaled.weight.sum())
-        spare = max(0, scaled.above * spare - int((scaled.saved * spans).sum()))
+        held = int((scaled.saved * spans + scaled.workspace * scaled.work).sum())
+        spare = max(0, scaled.above * spare - held)
         # One of k micro-batches may take what all of them have.
         spare = min(MOST_SUM, spare * (scaled.problem.scope.max_k or 1))
         gaps = spans[:, None] - spans - through

@@ -9,9 +9,11 @@ from itertools import accumulate
 from math import ceil, floor
 from typing import Final
 
-from schedopt.bounds.load import load_bound, way_back
+from schedopt.bounds.load import least_backward, load_bound, way_back
 from schedopt.bounds.scopes import lowered, make_bound, widest
+from schedopt.chain import Layer
 from schedopt.interrupts import never_stop, raise_if_stopped
+from schedopt.platform import Gpu
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound
@@ -27,7 +29,8 @@ def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) ->
     A micro-batch comes every T / k on average, so on average at least R_l k / T of them are in
     flight, and at some instant that rounded up. The GPU of a layer must hold this most; the sum
     over all GPUs of what lies there at the worst instant is at least the sum of the averages, and
-    at least the sum for one micro-batch. In the reading *sum* each layer counts with its most.
+    at least the sum for one micro-batch. In the reading *sum* each layer counts with its most. What
+    operations take while they run is a part of the averages.
 
     Returns
     -------
@@ -60,6 +63,7 @@ def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) ->
             least = max(least, Fraction(span, own // each))
     if any(saved):
         held = sum(each * span for each, span in zip(saved, rest, strict=True))
+        held += sum(_workspace_held(layer, fastest, scope.split_backward) for layer in layers)
         least = max(least, Fraction(held, spare))
     if scope.memory == "sum":
         counted = [(span, each) for span, each in zip(rest, saved, strict=True) if span and each]
@@ -71,6 +75,12 @@ def packing_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) ->
         microbatches=scope.microbatches,
     )
     return make_bound(least, within, PROOF)
+
+
+def _workspace_held(layer: Layer, gpu: Gpu, split: bool) -> int:
+    """Return what operations of a layer take for a micro-batch, bytes times ns on a GPU."""
+    work = gpu.duration_ns(layer.forward_ns) + gpu.duration_ns(least_backward(layer, split))
+    return work * (layer.workspace_bytes or 0)
 
 
 def _with_whole_counts(

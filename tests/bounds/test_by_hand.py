@@ -189,6 +189,14 @@ def test_all_gpus_together_hold_what_is_in_flight(
     assert value(packing_bound, forwards(4, 1), Platform(2, room), scope) == least
 
 
+def test_what_operations_take_is_a_part_of_what_is_held_on_average() -> None:
+    # As above with 5 bytes, and a byte more while each of 4 forwards of 1 runs: (10 + 4) / T <= 5.
+    layers = (replace(one, workspace_bytes=1) for one in forwards(4, 1).layers)
+    scope = Scope(allocation="general", max_k=None, memory="peak")
+    chain = Chain(layers=tuple(layers))
+    assert value(packing_bound, chain, Platform(2, [3, 2]), scope) == Fraction(14, 5)
+
+
 def test_latency_is_shared_by_what_a_transfer_covers() -> None:
     # Memory parts two layers of 1. A link with a latency of 3 and 1 ns for the byte, both ways:
     # 8 for one micro-batch, and 2 + 6 / k if k go at once.

@@ -7,13 +7,14 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, packing_bound, propagation_bound
-from schedopt.bounds.amounts import Amounts, least_link_ns, shares_links
+from schedopt.bounds.amounts import Amounts, Scaled, least_link_ns, shares_links
 from schedopt.bounds.propagation import ForcedWork, propagate
 from schedopt.interrupts import Stopped
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
@@ -122,6 +123,18 @@ def test_what_a_period_forces() -> None:
     assert forced.counts.tolist() == [2, 1]
     assert forced.windows.tolist() == [1, 1]
     assert forced.non_coresident().tolist() == [[False, True], [True, False]]
+
+
+def test_what_operations_take_is_a_part_of_averages() -> None:
+    # Of 8 ns a forward runs 1, a backward 3, and 4 bytes more are there; 2 are kept for 4 ns. What
+    # is recomputed lies there as long from R on, which takes the 4 bytes for 1 ns more.
+    one = replace(layer(1, 3, 2), workspace_bytes=4)
+    scope = Scope(allocation="general", memory="peak", recompute=True)
+    problem = Problem(chain=Chain(layers=(one,)), platform=Platform(1, 16), scope=scope)
+    scaled = Scaled(Amounts(problem), Fraction(8))
+    held, byte = scaled.resident(np.array([scaled.time(4)])), scaled.size(1)
+    found = [int(sizes[0]) for sizes in (held.kept, held.saved, held.again)]
+    assert found == [3 * byte, 3 * byte, 7 * byte // 2]
 
 
 def test_recompute_takes_time_where_counts_do_not_fit() -> None:
