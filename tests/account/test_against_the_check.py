@@ -36,25 +36,25 @@ def assert_the_check_finds_the_same_memory(plan: Plan, data: st.DataObject) -> N
     assert f"GPU {short}" in violations[0].place
 
 
-@trials(400, by_day=40)
+@trials(400)
 @given(valid_plans(), st.data())
 def test_memory_in_both_readings(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400, by_day=40)
+@trials(400)
 @given(valid_plans(updates=True), st.data())
 def test_memory_with_versions_of_the_weights(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400, by_day=40)
+@trials(400)
 @given(sharded_plans(), st.data())
 def test_memory_with_shards(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)
 
 
-@trials(400, by_day=40)
+@trials(400)
 @given(valid_plans(exchange=True), st.data())
 def test_memory_where_replicas_send_what_w_needs(plan: Plan, data: st.DataObject) -> None:
     assert_the_check_finds_the_same_memory(plan, data)

@@ -68,7 +68,7 @@ def test_rings_of_no_bytes_that_begin_together_are_not_spelled_out(
     assert check(plan) == ()
 
 
-@trials(2000, by_day=100)
+@trials(2000, by_day=50)
 @given(changed_folded_plans())
 def test_the_same_is_wrong_with_a_part_as_with_all_of_them(plan: Plan) -> None:
     one, other = kinds(plan), kinds(whole(plan))

@@ -132,7 +132,7 @@ def is_refuted(forced: ForcedWork) -> bool:
     return may_hold_all(GpuLimits.of(forced), len(forced.scaled.problem.platform.gpus)) is False
 
 
-@trials(2000, by_day=40)
+@trials(2000, by_day=20)
 @given(problem=linked_problems(longest=8))
 def test_the_relaxation_is_impossible_too(problem: Problem) -> None:
     forced = forced_by(problem)
@@ -144,7 +144,7 @@ def test_the_relaxation_is_impossible_too(problem: Problem) -> None:
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("split", [False, True])
-@trials(1200, by_day=20)
+@trials(1200, by_day=10)
 @given(data=st.data())
 def test_no_plan_has_a_period_that_is_refuted(data: st.DataObject, split: bool, k: int) -> None:
     problem = data.draw(linked_problems(longest=5 - split - k, split=split))

@@ -73,7 +73,7 @@ def test_a_gpu_in_the_middle_sends_both_ways_through_its_port() -> None:
 
 
 @pytest.mark.parametrize("duplex", ["full", "half"])
-@trials(300, by_day=20)
+@trials(300, by_day=10)
 @given(
     rows=st.lists(st.tuples(*[st.integers(1, 6)] * 3), min_size=3, max_size=4),
     memory=st.integers(22, 60),

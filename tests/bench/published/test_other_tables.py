@@ -23,20 +23,18 @@ from tests.bench.published.other_tables import (
     OTHER,
     SHIPPED,
     Documents,
-    doubled,
     lines,
     renamed,
     shipped,
     turned,
     unmeasured,
-    unprofiled,
     write,
 )
 from tests.cli.commands import printed, run
 
 LONG = ("zb-1p", "zb-2p", "several nodes")
 """Tests whose predictions take longer."""
-BY_DAY = (renamed, doubled, unprofiled, unmeasured)
+BY_DAY = (renamed, unmeasured)
 
 
 def measured(cases: list[Case]) -> RecordFile:

@@ -61,7 +61,7 @@ def tree_of(
     return EngineTree(cuts, runs, [], table if reaches else None)
 
 
-@trials(1000, by_day=30)
+@trials(1000, by_day=15)
 @given(steps(), st.data())
 def test_parted_to_the_end_the_bound_is_that_of_the_best_cut(
     problem: Problem, data: st.DataObject
