@@ -147,9 +147,11 @@ def report(plan: Plan, run: Run) -> None:
 
     Where a stage takes no time, all its micro-batches may lie there at one instant, which the
     search does not see, nor that in the reading *sum* all layers of a stage that runs layer by
-    layer have copies at once; such a step is left out if it does not fit.
+    layer have copies at once, nor what comes from groups that, against the rule, send more than
+    others; such a step is left out if it does not fit.
     """
-    if any(_is_instant(plan, stage) or _is_added_up(plan, stage) for stage in plan.stages):
+    mixed = len({stage.tensor for stage in plan.stages}) > 1
+    if mixed or any(_is_instant(plan, one) or _is_added_up(plan, one) for one in plan.stages):
         report_valid(plan, run)
     elif _is_of_use(plan, run):
         run.report(plan, is_late=True)

@@ -15,11 +15,13 @@ from schedopt.account import fits
 from schedopt.bounds import lower_bounds, memory_proof
 from schedopt.problem import training_step, widest_step
 from schedopt.profile import Variant
+from schedopt.solvers.step_reports import report
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.replicas.layout import lay_out
 from schedopt.solving.replicas.step_bound import fits as holds
 from schedopt.solving.replicas.step_bound import least_memory
+from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
 from tests.budgets import trials
 from tests.layers import layer
@@ -155,3 +157,26 @@ def test_groups_of_one_gpu_are_as_if_there_were_no_others(problem: Problem) -> N
     if holds(step_data(plain)):
         assert bound_of(alone) == bound_of(plain)
         assert bound_of(problem) <= bound_of(alone)
+
+
+def test_a_step_that_does_not_fit_since_groups_send_more_than_others_is_left_out() -> None:
+    """Against the rule; the last layer, which computes again, keeps 3 bytes where 0 were told."""
+    last = replace(layer(2, 4, 4, weight=7), saved_input_bytes=1, workspace_bytes=2)
+    alone, other, last = (
+        replace(one, parameter_bytes=0, gradient_bytes=0)
+        for one in (layer(20, 20), layer(2, 2, sent=3), last)
+    )
+    chain = Chain(layers=(alone, last))
+    group = Variant(
+        tensor=2, chain=Chain(layers=(other, replace(last, weight_bytes=14)), input_bytes=0)
+    )
+    scope = replace(widest_step(chain), allocation="contiguous", tensor=None, recompute=True)
+    problem = training_step(chain, Platform(3, 13, bandwidth=10**9), 2, scope, (group,))
+    candidates = searched(problem)
+    best = candidates.best[0]
+    assert [candidates.step.tensor_of(stage) for stage in best.stages] == [2, 1]
+    plan = lay_out(candidates.step, best, candidates.orders(best))
+    assert {violation.kind for violation in check(plan)} == {"memory"}
+    run = Run(problem)
+    report(plan, run)
+    assert run.best() is None

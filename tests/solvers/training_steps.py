@@ -31,9 +31,9 @@ def training_steps(
 ) -> Problem:
     """Draw the question for a step of up to so many micro-batches, tight in memory as a rule.
 
-    In tensor groups of these sizes layers cost anything else. If `copied` the first and the last
-    layer have copies of tied weights. With `halves` backwards may be split. If `uneven` replicas
-    need not divide the micro-batches.
+    In tensor groups of these sizes layers cost anything else, but send the same. If `copied` the
+    first and the last layer have copies of tied weights. With `halves` backwards may be split. If
+    `uneven` replicas need not divide the micro-batches.
     """
     number = draw(st.integers(2 if copied else 1, longest))
     layers = draw(st.tuples(*[_layers()] * number))
@@ -54,8 +54,12 @@ def training_steps(
             tensor=tensor,
             chain=replace(
                 chain,
-                layers=draw(st.tuples(*[_layers()] * number)),
-                input_bytes=draw(st.integers(0, 3)),
+                layers=tuple(
+                    replace(other, activation_bytes=one.activation_bytes)
+                    for one, other in zip(
+                        chain.layers, draw(st.tuples(*[_layers()] * number)), strict=True
+                    )
+                ),
             ),
         )
         for tensor in degrees
