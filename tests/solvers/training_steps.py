@@ -60,6 +60,7 @@ def training_steps(
                         chain.layers, draw(st.tuples(*[_layers()] * number)), strict=True
                     )
                 ),
+                input_bytes=draw(st.integers(0, 3)),
             ),
         )
         for tensor in degrees
