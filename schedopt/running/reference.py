@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from schedopt.running.trained import (
 from schedopt.running.workload import Workload
 
 Tensors = Mapping[str, Tensor]
+
+ROUNDINGS: Final = 16
+"""In single precision, which many models have in norms and in the loss whatever their type is."""
 
 
 def train_in_one_process(model: Model, work: Workload) -> tuple[Trained, str]:
@@ -64,9 +67,7 @@ def compare_with_reference(
         )
     alone, how = reference
     members = [put_together(kept[member :: split.degree]) for member in range(split.degree)]
-    # The square root of the smallest step of the least precise numbers above 1.
-    precisions = {torch.finfo(gradient.dtype).eps for gradient in alone.gradients.values()}
-    tolerance = math.sqrt(max(precisions, default=0.0))
+    tolerance = find_tolerance(gradient.dtype for gradient in alone.gradients.values())
     gradients, weights = [], []
     for member, parts in enumerate(members):
         own = split.part(alone, member)
@@ -80,6 +81,16 @@ def compare_with_reference(
         compared_with=how,
         tolerance=tolerance,
     )
+
+
+def find_tolerance(types: Iterable[torch.dtype]) -> float:
+    """Return how much gradients of some types may differ that are added up in another order.
+
+    The square root of the smallest step of the least precise numbers above 1, or some roundings in
+    single precision where that is more.
+    """
+    least = math.sqrt(max((torch.finfo(kind).eps for kind in types), default=0.0))
+    return max(least, ROUNDINGS * torch.finfo(torch.float32).eps)
 
 
 def train_unsplit(model: Model, work: Workload) -> Trained | None:

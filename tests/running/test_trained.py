@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from schedopt.running.reference import find_tolerance
 from schedopt.running.trained import Trained, difference, lost_in_rounding
 
 
@@ -43,3 +44,18 @@ def test_of_several_parts_each_says_what_is_lost() -> None:
     # A part may have the weights alone.
     alone = Trained({}, {"w": torch.zeros(3)})
     assert lost_in_rounding([alone], ALONE, 1e-8) == {}
+
+
+@pytest.mark.parametrize(
+    ("types", "tolerance"),
+    [
+        ([torch.bfloat16, torch.float32], 2**-3.5),
+        ([torch.float32, torch.float64], 2**-11.5),
+        # Norms of transformers round to single precision, 2**-23, in a model of doubles, too.
+        ([torch.float64], 2**-19),
+    ],
+)
+def test_models_of_doubles_may_round_to_single_precision(
+    types: list[torch.dtype], tolerance: float
+) -> None:
+    assert find_tolerance(types) == tolerance

@@ -127,7 +127,7 @@ def test_as_folds_steps_of_groups_are_no_longer(copies: int) -> None:
     assert fold.pattern.period <= whole.pattern.period
 
 
-@trials(500, by_day=3)
+@trials(150, by_day=3)
 @given(steps_of_groups())
 def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
     plans = [*every_plan(problem)]
@@ -141,7 +141,7 @@ def test_no_engine_with_groups_is_ahead_of_steps_of_any_kind(problem: Problem) -
     compare_with_steps_of_any_kind(problem)
 
 
-@trials(300, by_day=3)
+@trials(100, by_day=3)
 @given(steps_of_groups())
 def test_steps_of_any_kind_have_groups_of_replicas_too(problem: Problem) -> None:
     lengths = [plan.pattern.period_total_ns for _, plan in every_plan(problem)]
