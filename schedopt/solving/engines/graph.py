@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from schedopt.solving.engines.descent import NEVER, nearest
-from schedopt.solving.engines.mixture import CutMixture, Floats
+from schedopt.solving.engines.mixture import CutMixture, Floats, Support
 from schedopt.solving.engines.spans import MEMORY_UNITS, Array, Cut, Edges, StageSpans
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SCALE: Final = 1 << 20
 """What the weights of critical paths add up to, about, unless sums become too large."""
 MOST_EDGES: Final = 2_000_000
 """Of a graph: more take too long to be looked at again and again."""
-ROUNDS: Final = 12
+ROUNDS: Final = 24
 """In which paths and cuts are looked for in a branch."""
 FIRST_ROUNDS: Final = 150
 """The same in the first one, a few at a time: other grids may have lower bounds meanwhile."""
@@ -55,6 +55,8 @@ class _Branch(NamedTuple):
     first: Array
     last: Array
     bounds: tuple[tuple[int, int], ...]
+    support: Support
+    """What decided where it comes from."""
 
 
 class EngineGraph:
@@ -72,12 +74,12 @@ class EngineGraph:
         unit_ns = max(1, cuts.bound(cuts.balanced()))
         limits = self.limits()
         most = cuts.longest_step() + unit_ns * sum(price * most for _, most, price in limits)
-        self.mixture = CutMixture(unit_ns, max(1, min(SCALE, NEVER // 4 // int(most))))
+        kinds = len(self.spans.padded([0] * (self.spans.kinds + 2) * cuts.parts))
+        self.mixture = CutMixture(kinds, unit_ns, max(1, min(SCALE, NEVER // 4 // int(most))))
         for counts, _, price in limits:
             self.mixture.add_limit(counts, price)
         self._known = [*paths]
-        for path in self._known:
-            self._add(path)
+        self._first = Support(paths=tuple(map(self._know, self._known)))
         self._bounds = [(0, most) for _, most, _ in limits]
         self._number = 0
         self._begin()
@@ -105,6 +107,9 @@ class EngineGraph:
                 found.append((places, number, PLACE_PRICE))
         return found
 
+    def _know(self, path: CriticalPath) -> int:
+        return self.mixture.know_path(path, self.spans.padded(path.counts))
+
     def _add(self, path: CriticalPath) -> None:
         self.mixture.add_path(path, self.spans.padded(path.counts))
 
@@ -113,7 +118,7 @@ class EngineGraph:
         stages = np.zeros(self.cuts.parts, dtype=np.int64)
         self._edges: Edges = self.spans.allowed.copy()
         ends = np.full_like(stages, len(self.cuts.places))
-        self._open = [_Branch(0, 0, stages, ends, tuple(self._bounds))]
+        self._open = [_Branch(0, 0, stages, ends, tuple(self._bounds), self._first)]
         self._stuck = NEVER
         """The least bound of a cut that is alone in its branch, ns."""
         self._reach = NEVER
@@ -154,13 +159,15 @@ class EngineGraph:
             self._edges = edges.copy()
             self._rounds -= ROUNDS
             if not is_final and self._rounds > 0:
-                heappush(self._open, branch._replace(low=low))
+                support = self.mixture.support(SHARE)
+                heappush(self._open, branch._replace(low=low, support=support))
                 return
         yield self.spans.first_layers(best)
         yield self._mean_cut()
         if (limit is None or low < limit) and self.spans.trim(edges):
             first, last = self.spans.ranges(edges)
-            yield from self._part(branch._replace(low=low, first=first, last=last))
+            support = self.mixture.support(SHARE)
+            yield from self._part(branch._replace(low=low, first=first, last=last, support=support))
 
     def _part(self, branch: _Branch) -> Iterator[FirstLayers]:
         """Part a branch: by what a rank has, or where a stage begins. A single cut is yielded."""
@@ -218,8 +225,7 @@ class EngineGraph:
         And whether more rounds tell no more. Edges that no cut below the limit has are deleted.
         """
         spans, mixture = self.spans, self.mixture
-        mixture.allow(spans.contains(edges, cut) for cut in mixture.cuts)
-        mixture.bound(branch.bounds)
+        mixture.begin(branch.support, spans.contain(edges, mixture.known), branch.bounds)
         cut = spans.shortest(edges, spans.costs(mixture.some_counts))
         low, found = branch.low, (NEVER, cut)
         for _ in range(ROUNDS):
@@ -244,6 +250,7 @@ class EngineGraph:
             if length - low <= CLOSE * length:
                 return low, found[1], True
             self._add(self.cuts.order.critical_path(lengths, sent))
+            mixture.use_known(counts, total, got)
             if stopped():
                 break
         return low, found[1], False
@@ -267,7 +274,7 @@ class EngineGraph:
 
     def _mean_cut(self) -> FirstLayers:
         """Return a cut near the mean of the mixture."""
-        begins = np.rint(self.mixture.shares @ np.array(self.mixture.cuts)).astype(np.int64)
+        begins = np.rint(self.mixture.shares @ self.mixture.cuts).astype(np.int64)
         return nearest(self.cuts, self.spans.first_layers(tuple(begins.tolist())))
 
     def _choose(self, first: Array, last: Array) -> tuple[int, int]:
@@ -275,7 +282,7 @@ class EngineGraph:
 
         Where that is a single cut the stage with most places, and half of them.
         """
-        begins, shares = np.array(self.mixture.cuts), self.mixture.shares
+        begins, shares = self.mixture.cuts, self.mixture.shares
         stage = int((last - first).argmax())
         chosen, most = (stage, int(first[stage] + last[stage]) // 2), SHARE
         for stage in np.flatnonzero(first < last).tolist():

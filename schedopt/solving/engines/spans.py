@@ -235,10 +235,13 @@ class StageSpans:
         begins: Edges = np.array(edges.any(axis=2))
         return begins.argmax(axis=1), len(self.nodes) - 1 - begins[:, ::-1].argmax(axis=1)
 
-    def contains(self, edges: Edges, cut: Cut) -> bool:
-        """Whether all edges of a cut are there."""
-        ends = (*cut[1:], len(self.nodes) - 1)
-        return bool(np.all(edges[range(len(cut)), cut, ends]))
+    def contain(self, edges: Edges, cuts: Array) -> Flags:
+        """Return which cuts have all their edges there: (N,) of (N, S)."""
+        if not len(cuts):
+            return np.zeros(0, dtype=np.bool_)
+        ends = np.append(cuts[:, 1:], np.full((len(cuts), 1), len(self.nodes) - 1), axis=1)
+        found: Flags = edges[np.arange(cuts.shape[1]), cuts, ends].all(axis=1)
+        return found
 
     def first_layers(self, cut: Cut) -> FirstLayers:
         """Return the first layer of each stage of a cut."""

@@ -15,7 +15,7 @@ from schedopt.engine import Engine
 from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.graph import EngineGraph
 from schedopt.solving.engines.grid import Grid
-from schedopt.solving.engines.mixture import CutMixture
+from schedopt.solving.engines.mixture import CutMixture, Support
 from schedopt.solving.engines.shape import EngineShape, are_alike, runs_of
 from schedopt.solving.engines.spans import Cut, StageSpans, groups_of
 from tests.budgets import trials
@@ -99,10 +99,10 @@ def test_edges_add_up_to_what_a_cut_takes(problem: Problem, data: st.DataObject)
         added = sum(int(costs[n, i, j]) for n, (i, j) in enumerate(zip(cut, ends, strict=True)))
         assert added == counts @ spans.values(cut) == cuts.order.makespan(lengths, sent)
         if cuts.may_fit(begins):
-            assert spans.contains(spans.allowed, cut)
+            assert spans.contain(spans.allowed, np.array([cut])).all()
             edges = spans.allowed.copy()
             assert spans.trim(edges)
-            assert spans.contains(edges, cut)
+            assert spans.contain(edges, np.array([cut])).all()
             assert spans.through(edges, costs)[range(cuts.parts), cut, ends].max() <= added
 
 
@@ -113,7 +113,8 @@ def test_the_best_mixture_is_no_longer_than_any_cut(problem: Problem, data: st.D
     every = [*every_cut(cuts)]
     assume(every)
     paths = [cuts.order.critical_path(*cuts.times(begins)) for begins in every]
-    mixture = CutMixture(unit_ns=10, scale=1 << 20)
+    mixture = CutMixture(len(paths[0].counts), unit_ns=10, scale=1 << 20)
+    mixture.begin(Support(), np.zeros(0, dtype=np.bool_), [])
     for path in paths:
         mixture.add_path(path, np.array(path.counts))
     for begins in every:
