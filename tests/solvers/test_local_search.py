@@ -35,6 +35,7 @@ from schedopt.solving.local_search.state import (
     SPACE,
     STAGES,
     State,
+    Workspace,
     new_workspace,
     restart,
 )
@@ -282,6 +283,27 @@ def test_annealings_with_recompute_are_longer_the_more_was_looked_at() -> None:
         for search.placements in (0, 8_000 * 16, 24_000 * 16, 10**9):
             lengths[recompute].append(search._steps(longest=False))
     assert lengths == {False: [400_000] * 4, True: [8_000, 8_000, 24_000, 400_000]}
+
+
+def test_starts_and_what_was_found_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
+    run, params = Run(problem, work_limit=4800), LocalSearchParams(placements=800)
+    run.begin("general")
+    plans: list[Schedule] = []
+
+    def note(tables: Tables, work: Workspace, draw: Any, plan: Schedule, stop: Any) -> int:
+        plans.append(plan)
+        return anneal(tables, work, draw, plan, stop)
+
+    monkeypatch.setattr(search_module, "anneal", note)
+    asked: list[int] = []
+    for found in LocalSearch(problem, run, 1, params).rounds(asked.append):
+        run.report(found)
+    # The first finds a plan. No bound is known that would end it.
+    assert [plan.hot for plan in plans[:8]] == [params.hot, params.warm] * 4
+    assert [plan.steps for plan in plans[:7]] == [800, 400, 800, 400, 800, 400, 800]
+    assert [plan.drop for plan in plans[:7:2]] == [*params.drops]
+    assert asked[:4] == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize("known", [0, 1, 2])
