@@ -17,6 +17,24 @@ _Code: Final[Any] = JITCodeLibrary
 _Compiler: Final[Any] = compiler.CompilerBase
 _Lowering: Final[Any] = typed_passes.NativeLowering
 
+_NEEDLESS: Final = {
+    "WithLifting",
+    "InlineClosureLikes",
+    "RewriteSemanticConstants",
+    "DeadBranchPrune",
+    "RewriteDynamicRaises",
+    "MakeFunctionToJitFunction",
+    "FindLiterallyCalls",
+    "LiteralUnroll",
+    "LiteralPropagationSubPipelinePass",
+    "InlineOverloads",
+    "NopythonRewrites",
+}
+"""Passes of numba for what no kernel has: contexts, closures, literals, numpy's whole arrays.
+
+Each looks at every statement of a function, and then numba at what is alive where.
+"""
+
 
 class _KernelCode(_Code):
     """A kernel and those that it calls, linked and no more. It is asked what numba's own is."""
@@ -58,11 +76,13 @@ class KernelCompiler(_Compiler):
     """numba's compiler, but for how code is kept."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's passes, with one of ours for that which makes code."""
+        """Return numba's passes but for some, with one of ours for that which makes code."""
         builder = cast(Any, compiler).DefaultPassBuilder
         passes = builder.define_nopython_pipeline(self.state)
         passes.passes = [
-            (_KernelLowering if each is _Lowering else each, why) for each, why in passes.passes
+            (_KernelLowering if each is _Lowering else each, why)
+            for each, why in passes.passes
+            if each.__name__ not in _NEEDLESS
         ]
         passes.finalize()
         return [passes]
