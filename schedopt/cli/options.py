@@ -171,7 +171,7 @@ class TrainingOptions:
     tensor_parallel: Annotated[
         int | None,
         "T: The most GPUs of a tensor group, with --batch. Default: any for which the profile has "
-        "a variant.",
+        "a variant and some node the GPUs.",
     ] = None
 
     def check_groups(self, platform: Platform) -> None:
