@@ -246,9 +246,9 @@ def imported(name: str, platform: str) -> Result:
 @pytest.mark.parametrize(
     ("name", "platform"),
     [
-        ("a10g-aceso-1.3B-p2", "a10g:1x2"),
+        pytest.param("a10g-aceso-1.3B-p2", "a10g:1x2", marks=pytest.mark.nightly),
         ("a10g-aceso-2.6B-p2", "a10g:1x4"),
-        ("a10g-aceso-6.7B-p7", "a10g:1x8"),
+        pytest.param("a10g-aceso-6.7B-p7", "a10g:1x8", marks=pytest.mark.nightly),
         ("l4-aceso-2.6B-p3", "l4:1x4"),
     ],
 )
