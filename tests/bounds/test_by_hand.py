@@ -7,6 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schedopt import (
     Chain,
@@ -31,7 +33,7 @@ from schedopt.bounds import (
 )
 from schedopt.result import Bound
 from schedopt.scope import Allocation, MemoryReading
-from tests.budgets import PROFILE
+from tests.budgets import PROFILE, trials
 from tests.layers import layer
 
 Prove = Callable[[Problem], Bound | None]
@@ -196,6 +198,33 @@ def test_what_operations_take_is_a_part_of_what_is_held_on_average() -> None:
     scope = Scope(allocation="general", max_k=None, memory="peak")
     chain = Chain(layers=tuple(layers))
     assert value(packing_bound, chain, Platform(2, [3, 2]), scope) == Fraction(14, 5)
+
+
+@trials(100)
+@given(
+    saved=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    workspace=st.integers(1, 9),
+    weight=st.integers(0, 3),
+)
+def test_gpus_that_always_work_hold_as_much_as_on_average(
+    saved: list[int], workspace: int, weight: int
+) -> None:
+    # Layers of 1 + 1 ns, one a GPU, which never waits: T = 2, and so many micro-batches are in
+    # flight as layers are left. What each GPU holds never changes, so no byte can be spared.
+    count = len(saved)
+    one = layer(1, 1, weight=weight)
+    chain = Chain(
+        layers=tuple(replace(one, saved_bytes=size, workspace_bytes=workspace) for size in saved)
+    )
+    rooms = [weight + workspace + (count - n) * size for n, size in enumerate(saved)]
+    scope = Scope(allocation="general", max_k=None, memory="peak")
+    assert value(packing_bound, chain, Platform(count, rooms), scope) == 2
+    stages = [Stage(layers=(n, n), gpus=(n,)) for n in range(count)]
+    fixed = Scope(allocation="fixed", memory="peak")
+    assert solve(chain, Platform(count, rooms), stages=stages, scope=fixed).period == 2
+    if count > 1:
+        spared = Platform(count, [rooms[0] - 1, *rooms[1:]])
+        assert value(packing_bound, chain, spared, scope) > 2
 
 
 def test_latency_is_shared_by_what_a_transfer_covers() -> None:
