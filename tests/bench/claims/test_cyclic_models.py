@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("sklearn")
-
 from schedopt.account import versions
 from schedopt.bench.claims import cyclic_memory
-from schedopt.bench.claims.cyclic_accuracy import (
-    STAGES,
-    Difference,
-    Scores,
-    chance,
-    judge_scores,
-    make_network,
-    rules,
-)
 from schedopt.bench.claims.cyclic_memory import Curve, curve_by_flops, curve_by_time, not_falling
 from schedopt.bench.claims.result import judge
 from schedopt.bench.claims.suite import CLAIMS
@@ -28,9 +18,19 @@ from schedopt.bench.claims.training import make_plan
 from schedopt.profiling import Model, estimate
 from tests.bench.claims.results import compute, verdicts
 
+if TYPE_CHECKING:
+    from schedopt.bench.claims.cyclic_accuracy import Scores
+
 TRIANGLE = Curve(spans=((1, 0, 4), (1, 1, 3)), length_ns=4)
 """1, 2, 2, 1 bytes over four steps."""
 FLAT = Curve(spans=((3, 0, 4),), length_ns=4)
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> Any:
+    """Return the module that needs scikit-learn, which is long to import: not to collect tests."""
+    pytest.importorskip("sklearn")
+    return import_module("schedopt.bench.claims.cyclic_accuracy")
 
 
 def stack() -> Model:
@@ -112,11 +112,11 @@ def test_more_memory_for_more_workers_is_seen() -> None:
     assert not_falling([few, more]) == [more]
 
 
-def test_which_weights_the_rules_read() -> None:
+def test_which_weights_the_rules_read(accuracy: Any) -> None:
     """CDP-v2: of 4 x 4 pairs 10 read the newest version (j >= N - n + 1), 6 the one before."""
     stale = {}
-    for name, rule in rules(STAGES).items():
-        plan = make_plan(make_network(0), rule, overlap=name != "DP")
+    for name, rule in accuracy.rules(accuracy.STAGES).items():
+        plan = make_plan(accuracy.make_network(0), rule, overlap=name != "DP")
         stale[name] = versions(plan).forward_staleness
     assert set(stale["DP"].values()) == {0}
     assert set(stale["CDP-v1"].values()) == {1}
@@ -135,16 +135,17 @@ def test_which_weights_the_rules_read() -> None:
         ([3.0, 2.0, 1.0, 1.0, 1.0], 1 / 32),
     ],
 )
-def test_chance_by_hand(points: list[float], expected: float) -> None:
-    assert chance(points) == expected
+def test_chance_by_hand(accuracy: Any, points: list[float], expected: float) -> None:
+    assert accuracy.chance(points) == expected
 
 
-def test_a_difference_counts_if_all_seeds_agree() -> None:
+def test_a_difference_counts_if_all_seeds_agree(accuracy: Any) -> None:
+    difference = accuracy.Difference
     more, less, mixed = ((1, 1, 2, 1, 1), (-1, -1, -2, -1, -1), (1, 1, 2, 1, -1))
-    assert [Difference(points).is_more for points in (more, less, mixed)] == [True, False, False]
-    assert [Difference(points).is_less for points in (more, less, mixed)] == [False, True, False]
+    assert [difference(points).is_more for points in (more, less, mixed)] == [True, False, False]
+    assert [difference(points).is_less for points in (more, less, mixed)] == [False, True, False]
     # With this spread a mean just above 1 would make all of them positive.
-    assert Difference((1, -1, 0, 0, 0)).resolved == pytest.approx(1, abs=0.01)
+    assert difference((1, -1, 0, 0, 0)).resolved == pytest.approx(1, abs=0.01)
 
 
 NAMES = ("DP", "CDP-v1", "CDP-v2")
@@ -165,18 +166,24 @@ WORSE: Scores = {**ALIKE, ("CDP-v1", 0.1): [96.0] * 5, ("CDP-v2", 0.1): [96.0] *
     ],
 )
 def test_verdicts_on_accuracy(
-    v1: list[float], v2: list[float], other_rate: float, long: Scores, expected: str
+    accuracy: Any,
+    v1: list[float],
+    v2: list[float],
+    other_rate: float,
+    long: Scores,
+    expected: str,
 ) -> None:
     rows = {"DP": [96.0, 98.0, 97.0, 97.0, 96.0], "CDP-v1": v1, "CDP-v2": v2}
     scores: Scores = {(name, 0.1): row for name, row in rows.items()}
     scores |= {(name, 0.2): [10.0] * 5 for name in NAMES}
     scores["CDP-v1", 0.2] = [float(other_rate)] * 5
-    found = judge(CLAIMS["C10"], judge_scores(scores, long, 200, 3))
+    found = judge(CLAIMS["C10"], accuracy.judge_scores(scores, long, 200, 3))
     assert [section.verdict for section in found.sections] == expected.split()
     assert found.computed.pictures[0].draw() is not None
     assert "cannot be resolved" in found.notes[0]
 
 
+@pytest.mark.usefixtures("accuracy")
 def test_a_short_training_is_better_than_guessing() -> None:
     found = compute("C10", seeds=2, rates=(0.1,), updates=12, longer=1)
     assert all(score > 30 for score in found.computed.figures["accuracy_at_best_rate"].values())
