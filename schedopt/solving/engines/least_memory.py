@@ -42,7 +42,7 @@ def find_least_memory(
         for asked in (enough - 1, (too_little + enough) // 2):
             found = find_step(_with_memory(problem, asked))
             if found.plan is not None:
-                enough = _needed_bytes(found.plan)
+                enough = min(enough, _needed_bytes(found.plan))
             elif found.none_exists:
                 too_little = max(too_little, asked)
             else:
