@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -251,20 +250,16 @@ class GradientExchange:
         return self._link(self.grid.gpu(rank, replica), self.grid.gpu(rank, other))
 
     def _ring(self, rank: int, replicas: range) -> _RingLink:
-        """Return a link of a ring of replicas of a rank, one that leaves a node if any does."""
-        gpus = [self.grid.gpu(rank, replica) for replica in replicas]
-        hops = [*zip(gpus, [*gpus[1:], gpus[0]], strict=True)]
-        links = [self._link(*hop) for hop in hops[:-1]]
-        link = next((one for one in links if one.leaves), links[0])
-        if link.link is None or link.link.duplex == "full":
-            return link
-        taken = Counter(
-            resource
-            for hop, own in zip(hops, [*links, self._link(*hops[-1])], strict=True)
-            if own == link
-            for resource in self._platform.route(*hop, self.grid.tensor)
-        )
-        return replace(link, hops=max(taken.values()))
+        """Return a link of a ring of replicas of a rank, one that leaves a node if any does.
+
+        Both hops of two replicas take a half-duplex link, one after the other. In a network one of
+        the two may be done before the first one is, and send ahead of it.
+        """
+        links = [self._hop(rank, *hop) for hop in pairwise(replicas)]
+        found = next((one for one in links if one.leaves), links[0])
+        link, is_alone = found.link, self._platform.network is None and len(replicas) == 2
+        is_shared = is_alone and link is not None and link.duplex == "half"
+        return replace(found, hops=2) if is_shared else found
 
     def _link(self, source: int, target: int) -> _RingLink:
         """Return a link between two replicas."""
