@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Platform, Problem, Scope, check
 from schedopt.engine import Engine
 from schedopt.formats.presets import make_preset
+from schedopt.network import Link, Network, Node, NodeLink
+from schedopt.platform import Gpu
 from schedopt.problem import training_step
 from schedopt.solving.engines.answers import EngineAnswers
 from schedopt.solving.engines.cuts import EngineCuts
@@ -93,6 +95,40 @@ def test_both_ways_between_two_gpus_share_a_link(gpus: int) -> None:
     cuts = EngineCuts(problem, Grid(ranks=1, chunks=1, replicas=gpus, shard="optimizer"))
     length = lay_out_step(problem, cuts.grid, cuts.stages((0,))).pattern.period_total_ns
     assert 0.999 * length <= cuts.schedule_bound((0,)) <= length
+
+
+def test_replicas_that_are_done_earlier_send_earlier() -> None:
+    # Of the second of four ranks one replica lies in a node with the first, the others in the next.
+    layer = Layer(
+        forward_ns=15,
+        backward_ns=22,
+        weight_bytes=150,
+        parameter_bytes=57,
+        gradient_bytes=57,
+        optimizer_bytes=9,
+        activation_bytes=4,
+        update_ns=41,
+    )
+    layers = [replace(layer, name=name) for name in ("embed", *map("layers.{}".format, range(5)))]
+    layers[1] = replace(layers[1], forward_ns=24, backward_ns=15, parameter_bytes=56, update_ns=48)
+    layers[1] = replace(layers[1], gradient_bytes=1, activation_bytes=3)
+    chain = Chain(layers=(*layers, replace(layer, name="head")), input_bytes=1)
+    inside = Link(bandwidth_bytes_per_s=10**9, latency_ns=2, duplex="full")
+    network = Network(
+        nodes=(*(Node(name=name, gpus=4, link=inside) for name in "abc"), Node(name="s", gpus=0)),
+        links=tuple(
+            NodeLink(between=(name, "s"), bandwidth_bytes_per_s=2 * 10**8, cards=4)
+            for name in "abc"
+        ),
+    )
+    platform = Platform([Gpu(memory_bytes=10**6)] * 12, network=network)
+    scope = Scope.usual(max_k=None, replicas=None, shard="optimizer", engine="megatron")
+    problem = training_step(chain, platform, 12, scope)
+    cuts = EngineCuts(problem, Grid(ranks=4, chunks=1, replicas=3, shard="optimizer"))
+    begins = (0, 2, 5, 6)
+    plan = lay_out_step(problem, cuts.grid, cuts.stages(begins))
+    assert check(plan) == ()
+    assert cuts.schedule_bound(begins) <= plan.pattern.period_total_ns
 
 
 def test_steps_of_groups_are_folds_on_many_gpus() -> None:
