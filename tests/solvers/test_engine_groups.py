@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope, check
@@ -16,10 +16,11 @@ from schedopt.platform import Gpu
 from schedopt.problem import training_step
 from schedopt.solving.engines.answers import EngineAnswers
 from schedopt.solving.engines.cuts import EngineCuts
-from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.grid import Grid, grids_of
 from schedopt.solving.engines.layout import lay_out_step
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.run import Run
+from tests import strategies
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import (
     compare_with_bounds,
@@ -129,6 +130,27 @@ def test_replicas_that_are_done_earlier_send_earlier() -> None:
     plan = lay_out_step(problem, cuts.grid, cuts.stages(begins))
     assert check(plan) == ()
     assert cuts.schedule_bound(begins) <= plan.pattern.period_total_ns
+
+
+BEHIND = Network(
+    nodes=(Node(name="a", gpus=2), Node(name="behind b", gpus=1), Node(name="b", gpus=1)),
+    links=(
+        NodeLink(between=("a", "b"), bandwidth_bytes_per_s=10**10),
+        NodeLink(between=("b", "behind b"), bandwidth_bytes_per_s=10**8),
+    ),
+)
+
+
+@trials(400, by_day=2)
+@given(strategies.networks(4), st.integers(1, 2000))
+@example(BEHIND, 500)
+def test_replicas_may_lie_otherwise_in_the_nodes(network: Network, part: int) -> None:
+    # What comes and goes on a link takes longer for those that go on from there.
+    problem = step_of_groups(part, Platform([Gpu(memory_bytes=10**9)] * 4, network=network))
+    for grid in grids_of(problem, 3):
+        cuts, begins = EngineCuts(problem, grid), (0, 1, 2)[: grid.parts]
+        length = lay_out_step(problem, grid, cuts.stages(begins)).pattern.period_total_ns
+        assert max(cuts.schedule_bound(begins), cuts.link_bound()) <= length
 
 
 def test_steps_of_groups_are_folds_on_many_gpus() -> None:

@@ -268,19 +268,24 @@ class EngineCuts:
 
     @cached_property
     def sent(self) -> Array:
-        """Of each way and rank, by the layer at which its stage ends: (2, P, L + 1)."""
-        layers, transfer_ns = self.chain.layers, self.problem.platform.transfer_ns
-        grid, lanes = self.grid, self.grid.tensor
-        ahead = [(grid.gpu(rank), grid.gpu((rank + 1) % self.ranks)) for rank in range(self.ranks)]
+        """Of each way and rank, by the layer at which its stage ends: (2, P, L + 1), ns.
+
+        The least of all replicas, some of whose links may be faster where nodes hold parts of them.
+        """
+        platform, grid, lanes = self.problem.platform, self.grid, self.grid.tensor
+        replicas = range(1 if platform.network is None else grid.replicas)
+        ahead = [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
         back = [(target, source) for source, target in ahead]
-        each = [-(-layer.activation_bytes // lanes) for layer in layers]
+        each = [-(-layer.activation_bytes // lanes) for layer in self.chain.layers]
         sizes = [*dict.fromkeys(each)]
         kinds = [0, *(1 + sizes.index(size) for size in each)]
+
+        def least_ns(size: int, source: int, target: int) -> int:
+            pairs = ((grid.gpu(source, one), grid.gpu(target, one)) for one in replicas)
+            return min(platform.transfer_ns(size, *pair, lanes) for pair in pairs)
+
         found = [
-            [
-                [0, *(transfer_ns(size, source, target, lanes) for size in sizes)]
-                for source, target in way
-            ]
+            [[0, *(least_ns(size, *pair) for size in sizes)] for pair in way]
             for way in (ahead, back)
         ]
         return np.array(found, dtype=np.int64)[:, :, kinds]
