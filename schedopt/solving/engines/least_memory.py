@@ -8,6 +8,7 @@ from typing import NamedTuple
 from schedopt.account import memory
 from schedopt.plan import Plan
 from schedopt.problem import Problem
+from schedopt.validation import LARGEST
 
 
 class FirstStep(NamedTuple):
@@ -19,11 +20,11 @@ class FirstStep(NamedTuple):
 
 def find_least_memory(
     problem: Problem, find_step: Callable[[Problem], FirstStep]
-) -> tuple[int | None, int]:
+) -> tuple[int | None, int | None]:
     """Return the least memory of a GPU that a step was found to need, and what all need, bytes.
 
     With what is reserved. They are equal if the least is known, as far as `find_step` answers. The
-    first is None if there is no step with any memory, or none was found.
+    first is None if no step was found, the second if no more is known than that it is too little.
 
     Parameters
     ----------
@@ -32,10 +33,11 @@ def find_least_memory(
     find_step : callable
         Returns what is known of the problem for GPUs with more memory.
     """
-    too_little = problem.platform.gpus[0].memory_bytes
-    known = find_step(_with_memory(problem, too_little + _most_bytes(problem))).plan
+    given = too_little = problem.platform.gpus[0].memory_bytes
+    most = min(given + _most_bytes(problem), LARGEST)
+    known = find_step(_with_memory(problem, most)).plan
     if known is None:
-        return None, too_little + 1
+        return None, None
     enough = _needed_bytes(known)
     while enough - too_little > 1:
         # What the best known needs is often the least; else half of what is left is ruled out.
@@ -46,7 +48,7 @@ def find_least_memory(
             elif found.none_exists:
                 too_little = max(too_little, asked)
             else:
-                return enough, too_little + 1
+                return enough, too_little + 1 if too_little > given else None
             if enough - too_little <= 1:
                 break
     return enough, enough
