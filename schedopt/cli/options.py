@@ -170,8 +170,8 @@ class TrainingOptions:
     ] = None
     tensor_parallel: Annotated[
         int | None,
-        "T: The most GPUs of a tensor group, with --batch. Default: any for which the profile has "
-        "a variant and some node the GPUs.",
+        "T: The most GPUs of a tensor group, with --batch. Default: any that a node has and the "
+        "profile a variant for.",
     ] = None
 
     def check_groups(self, platform: Platform) -> None:
