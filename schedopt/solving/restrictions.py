@@ -88,7 +88,7 @@ def solve_restricted(
             stop=stop,
             **options,
         )
-        rows = tuple(_lift(result, clock, {"stop": stop, **options}))
+        rows = raise_bounds([*_lift(result, clock, {"stop": stop, **options})])
     return replace(result, ladder=(*result.ladder, *rows))
 
 
@@ -175,6 +175,18 @@ def _lift(result: Result, clock: Clock, options: dict[str, Any]) -> Iterator[Pha
             seconds=round(clock.seconds() - begin, 6),
             note=_note(found, before, kind.suggestion),
         )
+
+
+def raise_bounds(rows: Sequence[PhaseResult]) -> tuple[PhaseResult, ...]:
+    """Raise the bound of each row to that of any later one, which is of more plans."""
+    found, most = list[PhaseResult](), Fraction(0)
+    for row in reversed(rows):
+        if row.bound_exact is None:
+            found.append(row)
+            continue
+        most = max(most, Fraction(*row.bound_exact))
+        found.append(replace(row, bound_exact=as_ratio(most)))
+    return tuple(reversed(found))
 
 
 def _bound_of_all(bounds: Sequence[Bound], scopes: Sequence[Scope]) -> Fraction | None:

@@ -17,6 +17,7 @@ from schedopt.problem import widest_step
 from schedopt.profile import Profile
 from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.result import PhaseResult
+from schedopt.solving.restrictions import raise_bounds
 from tests.budgets import trials
 from tests.tensor_groups import variants
 from tests.transformers import named, transformers
@@ -211,6 +212,12 @@ def with_parameters(chain: Chain) -> Chain:
         for layer in chain.layers
     ]
     return replace(chain, layers=tuple(layers))
+
+
+def test_a_bound_of_more_plans_is_one_of_fewer() -> None:
+    known = [(5, 1), None, (15, 2), (6, 1)]
+    rows = raise_bounds([PhaseResult(solver="step", bound_exact=one) for one in known])
+    assert [row.bound_exact for row in rows] == [(15, 2), None, (15, 2), (6, 1)]
 
 
 def check_order(result: Result) -> None:
