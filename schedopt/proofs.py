@@ -128,8 +128,8 @@ class ProofKind(_Worded):
     NO_ENGINE_CUT = "no_engine_cut", "of all cuts that {engine} can run, none fits"
     NO_ENGINE_GRID = (
         "no_engine_grid",
-        "{engine} takes all GPUs, and has no ranks, replicas and tensor groups of equal size for "
-        "so many of them and of micro-batches",
+        "no pipeline, data and tensor parallel sizes of {engine} take all the GPUs and share the "
+        "micro-batches evenly",
     )
     NO_SHORT_ENGINE_CUT = (
         "no_short_engine_cut",
@@ -274,7 +274,7 @@ class Suggestion(_Worded):
     OTHER_STAGES = "other_stages", "another allocation (without stages)"
     FINER_CHAIN = "finer_chain", "a finer chain"
     SMALLER_MICROBATCH = "smaller_microbatch", "a smaller micro-batch"
-    OTHER_MICROBATCHES = "other_microbatches", "another batch, or micro-batches of another size"
+    OTHER_MICROBATCHES = "other_microbatches", "another batch or size of micro-batches"
     OTHER_GPUS = "other_gpus", "another number of GPUs"
     MORE_MEMORY = "more_memory", "more memory"
     MORE_GPUS = "more_gpus", "more GPUs"
