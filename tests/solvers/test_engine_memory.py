@@ -39,7 +39,7 @@ def exists(problem: Problem, room: int) -> bool:
     return any(True for _ in every_plan(with_memory(problem, room)))
 
 
-@trials(300, by_day=8)
+@trials(300, by_day=4)
 @given(steps(), st.integers(0, 12))
 def test_the_least_memory_is_that_of_all_grids_and_cuts(problem: Problem, room: int) -> None:
     problem = with_memory(problem, room)
