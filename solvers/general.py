@@ -4,17 +4,19 @@ Simulated annealing over cuts, GPUs, what is recomputed and which backward is sp
 below the best, of one micro-batch or two (`schedopt.solving.local_search`). At the same time the
 relaxation of `relaxation` proves bounds, and its allocations are starts; so the search may end with
 a proof. From a contiguous plan it first goes on a little, and then as it does where none is known:
-what is found before does not make it end up elsewhere, for better or worse.
+what is found before does not make it end up elsewhere, for better or worse. In a later phase of the
+same run, with one freedom more, it goes on from all that it found before.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, zip_longest
+from typing import TYPE_CHECKING
 
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped
@@ -24,9 +26,16 @@ from schedopt.solving.requirements import is_contiguous, refuse_unsupported
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
+if TYPE_CHECKING:
+    from schedopt.solving.local_search.lineages import Lineages
+
 Allocation = Sequence[Stage]
-SHARE_OF_BOUNDS = 0.5
-"""Of the time, in which one of the workers proves bounds; longer where the search finds nothing."""
+SHARE_OF_BOUNDS = 0.25
+"""Of the time so far, that bounds have of one of the workers while the search finds something."""
+SHARE_BESIDE_WORK = 0.5
+"""Of the time limit, after which bounds end that are proven beside a search with fixed work."""
+POLL_S = 0.02
+"""How often what rests sees whether it should go on."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -47,26 +56,31 @@ def solve(problem: Problem, run: Run) -> None:
     from schedopt.solving.local_search.search import LocalSearch, is_compiled
     from schedopt.solving.local_search.starts import fixed_patterns
 
-    best = run.best()
+    best, kept = run.best(), run.kept.setdefault("general", _Kept())
     known: list[Allocation | None] = [*fixed_patterns(problem)]
     # From contiguous stages little work does most, but more work comes further from loops.
     contiguous = best.stages if best is not None and is_contiguous(best.stages) else None
     if best is not None:
         known.insert(0 if contiguous is None else len(known), best.stages)
+    if contiguous is not None:
+        kept.contiguous = contiguous
+    elif kept.contiguous is not None:
+        known.insert(1, kept.contiguous)
     order = cycle(known or [None])
     recent = _Recent(run)
-    with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, prover):
+    with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, are_proving):
         if not is_compiled(run):
             return
 
         def at_once() -> int:
             # What is free when the bounds are done would make runs with a limit of work differ.
-            busy = run.work_limit is not None or prover.is_alive()
+            busy = run.work_limit is not None or are_proving()
             return max(1, run.workers - busy)
 
         # What comes when it comes would make runs with a limit of work differ.
         news = relaxed if run.work_limit is None else None
-        search = LocalSearch(problem, run, run.workers)
+        search = LocalSearch(problem, run, run.workers, lineages=kept.lineages)
+        kept.lineages = search.lineages
         if contiguous is not None:
             for plan in search.improve(contiguous):
                 run.report(plan)
@@ -75,6 +89,22 @@ def solve(problem: Problem, run: Run) -> None:
         for plan in search.rounds(lambda _number: next(order), at_once, news, afresh=afresh):
             run.report(plan)
             recent.note()
+
+
+@dataclass
+class _Kept:
+    """What the search of one phase leaves to that of the next one, which may do more.
+
+    Parameters
+    ----------
+    contiguous : sequence of Stage, optional
+        Those of the last contiguous plan that was the best.
+    lineages : Lineages, optional
+        So that what was found first does not decide alone where the next one goes on.
+    """
+
+    contiguous: Allocation | None = None
+    lineages: Lineages | None = None
 
 
 class _Recent:
@@ -88,49 +118,68 @@ class _Recent:
         """Note that a plan was found just now."""
         self._found = self._run.clock.seconds()
 
-    def needs_all(self) -> bool:
-        """Whether the share of bounds is over, and the last plan came in the latter half so far.
+    def needs_all(self, proving_s: float) -> bool:
+        """Whether bounds had their share so far, and the last plan came in the latter half.
 
-        With a limit of work the search needs none, and what proves ends after its share.
+        `proving_s` is how long they took, s. They wait neither where there is no limit of time, nor
+        beside fixed work.
         """
-        passed = self._run.clock.seconds() - self._began
-        if self._limit_s is None or passed < SHARE_OF_BOUNDS * self._limit_s:
+        if self._limit_s is None or self._run.work_limit is not None:
             return False
-        return self._run.work_limit is not None or 2 * (self._found - self._began) > passed
+        passed = self._passed()
+        return proving_s > SHARE_OF_BOUNDS * passed and 2 * (self._found - self._began) > passed
+
+    def is_over(self) -> bool:
+        """Whether bounds beside fixed work had their share of the limit."""
+        if self._limit_s is None or self._run.work_limit is None:
+            return False
+        return self._passed() >= SHARE_BESIDE_WORK * self._limit_s
+
+    def _passed(self) -> float:
+        return self._run.clock.seconds() - self._began
 
 
 @contextmanager
 def _bounds_meanwhile(
     problem: Problem, run: Run, recent: _Recent
-) -> Iterator[tuple[deque[Allocation], threading.Thread]]:
-    """Prove bounds in a thread, and collect the allocations that come with them.
+) -> Iterator[tuple[deque[Allocation], Callable[[], bool]]]:
+    """Prove bounds in a thread; yield the allocations that come with them, and whether it works.
 
     Those of as long patterns as the run is asked for, which hold for k = 1 too, take turns with
     those of k = 1, which are quick and often much higher. A search that ends by its work waits for
-    the thread, one that has its proof does not. They end when the search needs all workers.
+    the thread, one that has its proof does not. They rest while the search needs all workers.
     """
     allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=1.0)
     failures: list[Exception] = []
     lengths = dict.fromkeys((run.scope.max_k, 1))
     problems = [replace(problem, scope=replace(problem.scope, max_k=k)) for k in lengths]
+    resting, searched = threading.Event(), threading.Event()
 
     def prove() -> None:
+        proving_s, began = 0.0, run.clock.seconds()
         try:
             turns = zip_longest(*(relaxed_allocations(each, fork) for each in problems))
             for found in chain.from_iterable(turns):
                 allocations.extend([found] if found else [])
-                if recent.needs_all():
+                proving_s += run.clock.seconds() - began
+                if recent.is_over():
                     return
+                while recent.needs_all(proving_s) and not (searched.is_set() or fork.stopped()):
+                    resting.set()
+                    searched.wait(POLL_S)
+                resting.clear()
+                began = run.clock.seconds()
         except Exception as failure:
             failures.append(failure)
 
     thread = threading.Thread(target=prove, daemon=True)
     thread.start()
     try:
-        yield allocations, thread
+        yield allocations, lambda: thread.is_alive() and not resting.is_set()
+        searched.set()
         while thread.is_alive() and not (run.settled() or run.settled(problem.scope)):
-            thread.join(0.05)
+            thread.join(POLL_S)
     finally:
         fork.stop()
         thread.join()

@@ -79,9 +79,13 @@ def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...
         return
     search = _Search(problem, run)
     with suppress(Stopped):
-        search.pack()
-        while (period := search.next_period()) is not None and not run.stopped():
-            yield search.ask(period)
+        is_more = True
+        while is_more:
+            for _ in search.pack():
+                yield ()
+            while (period := search.next_period()) is not None and not run.stopped():
+                yield search.ask(period)
+            is_more = not run.stopped() and search.take_more_time()
 
 
 def one_after_the_other_ns(problem: Problem) -> Fraction:
@@ -164,8 +168,8 @@ class _Search:
         self.instants: FittingInstants | None = None
         self.patience_s, self.is_open = FIRST_LIMIT_S, False
 
-    def pack(self) -> None:
-        """Refute periods at which GPUs cannot even hold all layers in parts.
+    def pack(self) -> Iterator[Fraction]:
+        """Refute periods at which GPUs cannot even hold all layers in parts; yield each period.
 
         That takes little time, also where CP-SAT says nothing of whole layers. Steps from the bound
         on are doubled, until one is not refuted; then what is left is bisected. What has no answer
@@ -186,9 +190,10 @@ class _Search:
             may_pack = self._may_pack(period)
             if may_pack is False:
                 step *= 2
-                continue
-            high = min(period, self.packed)
-            lost += may_pack is None
+            else:
+                high = min(period, self.packed)
+                lost += may_pack is None
+            yield period
 
     def _may_pack(self, period: Fraction) -> bool | None:
         """Whether GPUs may hold all layers in parts; None if that is not known in time."""
@@ -212,19 +217,17 @@ class _Search:
             self.packed = period
         return may_pack
 
-    def next_period(self) -> Fraction | None:
-        """Return the period to look at next; None if all are answered that can be."""
-        period = self._bisect()
-        while period is None and self.is_open and self.patience_s < LAST_LIMIT_S:
-            self.patience_s = min(LAST_LIMIT_S, TIME_GROWTH * self.patience_s)
-            self.is_open, self.seeking, self.lost = False, False, 0
-            self.high = self.fits
-            self.asked.clear()
-            self.pack()
-            period = self._bisect()
-        return period
+    def take_more_time(self) -> bool:
+        """Have more time for each period, if some were not answered; False: there is no more."""
+        if not self.is_open or self.patience_s >= LAST_LIMIT_S:
+            return False
+        self.patience_s = min(LAST_LIMIT_S, TIME_GROWTH * self.patience_s)
+        self.is_open, self.seeking, self.lost = False, False, 0
+        self.high = self.fits
+        self.asked.clear()
+        return True
 
-    def _bisect(self) -> Fraction | None:
+    def next_period(self) -> Fraction | None:
         """Return the period to look at next within the time limit by now; None at the end.
 
         Without a plan that of one micro-batch after the other comes first, and at last whether

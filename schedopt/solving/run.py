@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from schedopt.account import fits
 from schedopt.checking import Violation
@@ -157,6 +157,8 @@ class Run:
     idle_share : float or None
         Once the best has k = 1, and little is left to find with that (`NEAR`), a turn ends when
         nothing better was found for this share of the limit; None: it does not.
+    kept : dict of str to Any
+        What solvers keep for a later turn of theirs, by their names: forks share it.
     """
 
     def __init__(
@@ -180,6 +182,7 @@ class Run:
         self.events = Events()
         self.cutoff, self.hopes = cutoff, hopes or Hopes()
         self.idle_share: float | None = None
+        self.kept: dict[str, Any] = {}
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:

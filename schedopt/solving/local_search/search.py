@@ -170,6 +170,8 @@ class LocalSearch:
     workers : int
         Annealings at a time.
     params : LocalSearchParams
+    lineages : Lineages, optional
+        From which it goes on: those of a search with the same layers and GPUs. Default: none yet.
 
     Raises
     ------
@@ -178,13 +180,18 @@ class LocalSearch:
     """
 
     def __init__(
-        self, problem: Problem, run: Run, workers: int, params: LocalSearchParams = DEFAULTS
+        self,
+        problem: Problem,
+        run: Run,
+        workers: int,
+        params: LocalSearchParams = DEFAULTS,
+        lineages: Lineages | None = None,
     ) -> None:
         self.problem, self.run, self.params = problem, run, params
         self.tables = make_tables(problem, run.stopped)
         self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
-        self.lineages = Lineages(self.tables, self.most)
+        self.lineages = Lineages(self.tables, self.most) if lineages is None else lineages
         self.placements = 0
         self.longest = _longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
@@ -230,7 +237,7 @@ class LocalSearch:
             while not self._is_done():
                 # All of a round are as long as one of them is, since they wait for each other.
                 is_new = bool(news)
-                warm = not (warm or is_new) and bool(self.lineages)
+                warm = not (warm or is_new or afresh) and bool(self.lineages)
                 steps, open_for = self._steps(longest=is_new, warm=warm), self._open_for()
                 if not (steps and open_for):
                     return
