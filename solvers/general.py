@@ -27,7 +27,7 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
-    from schedopt.solving.local_search.lineages import Lineages
+    from schedopt.solving.local_search.elite_pool import ElitePool
 
 Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.25
@@ -79,8 +79,8 @@ def solve(problem: Problem, run: Run) -> None:
 
         # What comes when it comes would make runs with a limit of work differ.
         news = relaxed if run.work_limit is None else None
-        search = LocalSearch(problem, run, run.workers, lineages=kept.lineages)
-        kept.lineages = search.lineages
+        search = LocalSearch(problem, run, run.workers, elites=kept.elites)
+        kept.elites = search.elites
         if contiguous is not None:
             for plan in search.improve(contiguous):
                 run.report(plan)
@@ -99,12 +99,12 @@ class _Kept:
     ----------
     contiguous : sequence of Stage, optional
         Those of the last contiguous plan that was the best.
-    lineages : Lineages, optional
+    elites : ElitePool, optional
         So that what was found first does not decide alone where the next one goes on.
     """
 
     contiguous: Allocation | None = None
-    lineages: Lineages | None = None
+    elites: ElitePool | None = None
 
 
 class _Recent:

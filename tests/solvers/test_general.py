@@ -203,15 +203,15 @@ def test_a_later_phase_goes_on_from_what_an_earlier_one_found(
         begun.append(stages)
         encode(stages, *others)
 
-    def from_lineage(state: State, lineage: State, *others: Any) -> None:
-        begun.append("lineage")
-        restart(state, lineage, *others)
+    def from_elite(state: State, elite: State, *others: Any) -> None:
+        begun.append("elite")
+        restart(state, elite, *others)
 
     monkeypatch.setattr(search_module, "is_compiled", lambda run: True)
     monkeypatch.setattr(search_module, "encode", from_stages)
-    monkeypatch.setattr(search_module, "restart", from_lineage)
+    monkeypatch.setattr(search_module, "restart", from_elite)
     general.solve(problem, run)
-    assert begun[0] == "lineage"
+    assert begun[0] == "elite"
     assert known.stages in begun
 
 

@@ -1,9 +1,9 @@
 """The search for a general allocation: many short annealings, several at a time.
 
 A round is one annealing for each worker. In turn, a round begins hot from starts, each of which may
-become a lineage of placements, or goes on from what lineages found, warm and below the best period
-(`lineages`). All see the best of the round before, so that a run with the same seed, the same
-number of workers and no time limit goes the same way.
+join a pool of elites, or goes on from these, warm and below the best period (`elite_pool`). All see
+the best of the round before, so that a run with the same seed, the same number of workers and no
+time limit goes the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schedopt.problem import Problem
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.compilation import COMPILATIONS, POLL_S
-from schedopt.solving.local_search.lineages import SLACK, Lineages, period_of
+from schedopt.solving.local_search.elite_pool import SLACK, ElitePool, period_of
 from schedopt.solving.local_search.state import (
     LONGEST,
     State,
@@ -170,7 +170,7 @@ class LocalSearch:
     workers : int
         Annealings at a time.
     params : LocalSearchParams
-    lineages : Lineages, optional
+    elites : ElitePool, optional
         From which it goes on: those of a search with the same layers and GPUs. Default: none yet.
 
     Raises
@@ -185,13 +185,13 @@ class LocalSearch:
         run: Run,
         workers: int,
         params: LocalSearchParams = DEFAULTS,
-        lineages: Lineages | None = None,
+        elites: ElitePool | None = None,
     ) -> None:
         self.problem, self.run, self.params = problem, run, params
         self.tables = make_tables(problem, run.stopped)
         self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
-        self.lineages = Lineages(self.tables, self.most) if lineages is None else lineages
+        self.elites = ElitePool(self.tables, self.most) if elites is None else elites
         self.placements = 0
         self.longest = _longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
@@ -237,7 +237,7 @@ class LocalSearch:
             while not self._is_done():
                 # All of a round are as long as one of them is, since they wait for each other.
                 is_new = bool(news)
-                warm = not (warm or is_new or afresh) and bool(self.lineages)
+                warm = not (warm or is_new or afresh) and bool(self.elites)
                 steps, open_for = self._steps(longest=is_new, warm=warm), self._open_for()
                 if not (steps and open_for):
                     return
@@ -251,7 +251,7 @@ class LocalSearch:
                     # Drawn apart, so that neither goes with some of the drops or starts alone.
                     choice = np.random.default_rng([self.run.seed, number, 1])
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
-                    parent = self.lineages.draw(choice) if warm else None
+                    parent = self.elites.draw(choice) if warm else None
                     plan = self.params.schedule(hot + turn, steps, self._low(k), warm=warm)
                     begin = parent or (news.pop() if is_new and news else starts(number))
                     self._prepare(worker, begin, plan, k, known)
@@ -271,7 +271,7 @@ class LocalSearch:
         best, known = None, self.run.period()
         for worker, parent in zip(workers, parents, strict=True):
             if worker.found[0]:
-                self.lineages.add(worker.best, parent)
+                self.elites.add(worker.best, parent)
                 if known is None or period_of(worker.best) < known:
                     best, known = worker.best, period_of(worker.best)
         return best

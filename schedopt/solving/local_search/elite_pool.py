@@ -1,8 +1,8 @@
-"""The best placements of several lineages, from which the search goes on.
+"""The elite pool: good placements from different starts, from which the search goes on.
 
-What an annealing from a start finds begins a lineage; what is found from one of its placements
-takes the place of that. So they stay apart: small moves make some of them much better, and others
-not at all, and that is not known before.
+What an annealing from a start finds joins the pool; what is found from one of its members takes the
+place of that. So they stay apart: small moves make some of them much better, and others not at all,
+and that is not known before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schedopt.solving.local_search.state import MICRO_BATCHES, PERIOD, State, ne
 from schedopt.solving.local_search.tables import Tables
 
 MOST: Final = 4
-"""Lineages at a time."""
+"""Members at a time."""
 SLACK: Final = Fraction(4, 100)
 """By how much longer than the best a period may be from which the search goes on."""
 
@@ -26,7 +26,7 @@ def period_of(state: State) -> Fraction:
     return Fraction(int(state.counts[PERIOD]), int(state.counts[MICRO_BATCHES]))
 
 
-class Lineages:
+class ElitePool:
     """At most `MOST` placements, none longer than the best of them by more than `SLACK`.
 
     Parameters
@@ -44,7 +44,7 @@ class Lineages:
         return len(self._found)
 
     def draw(self, draw: np.random.Generator) -> State:
-        """Return the placement of a lineage by chance."""
+        """Return a member by chance."""
         return self._found[draw.integers(len(self._found))]
 
     def add(self, found: State, parent: State | None) -> None:
