@@ -30,30 +30,32 @@ def first_free(
     if length > period:
         return NOWHERE
     turned = start % period
-    moved = True
-    while moved:
-        moved = False
-        item = first[where]
-        while item >= 0:
-            taken = line[item, LENGTH]
-            behind = turned - line[item, START]
-            if behind < 0:
-                behind += period
-            if behind >= taken:
-                # In front of the interval, which it meets if it is long enough.
-                behind -= period
-            if behind + length > 0:
-                step = taken - behind if sign == LATER else -behind - length
-                start += step
-                if sign * start >= sign * limit:
-                    return NOWHERE
-                turned += step
-                while turned < 0:
-                    turned += period
-                while turned >= period:
-                    turned -= period
-                moved = True
-            item = line[item, NEXT]
+    # Round and round, up to the interval that was met last: the others are not met.
+    item = met = first[where]
+    while item >= 0:
+        taken = line[item, LENGTH]
+        behind = turned - line[item, START]
+        if behind < 0:
+            behind += period
+        if behind >= taken:
+            # In front of the interval, which it meets if it is long enough.
+            behind -= period
+        if behind + length > 0:
+            step = taken - behind if sign == LATER else -behind - length
+            start += step
+            if taken + length > period or sign * start >= sign * limit:
+                return NOWHERE
+            turned += step
+            if turned < 0:
+                turned += period
+            elif turned >= period:
+                turned -= period
+            met = item
+        item = line[item, NEXT]
+        if item < 0:
+            item = first[where]
+        if item == met:
+            break
     return start
 
 
