@@ -25,7 +25,7 @@ from schedopt.solving.local_search import moves
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.moves import Draw, below
 from schedopt.solving.local_search.njit import njit_entry, njit_inline, njit_kernel, njit_paste
-from schedopt.solving.local_search.penalty import excess_of_load
+from schedopt.solving.local_search.penalty import least_penalty
 from schedopt.solving.local_search.placing import measure, place, place_row, take_out
 from schedopt.solving.local_search.state import (
     AT_FORWARD,
@@ -34,7 +34,6 @@ from schedopt.solving.local_search.state import (
     MARK,
     MICRO_BATCHES,
     NEED,
-    NEXT,
     PERIOD,
     PLACED,
     PLACES,
@@ -106,7 +105,7 @@ def _save_places(s: State, o: State, row: int) -> None:
     """Keep where stages were placed before a move from a row on, which chose but placed nothing."""
     _copy_places(s, o, row, o.counts[STAGES])
     for item in range(s.row[row, MARK], s.counts[TOP]):
-        for column in range(3):
+        for column in range(4):
             o.line[item, column] = s.line[item, column]
 
 
@@ -116,9 +115,8 @@ def _restore_places(s: State, o: State, row: int) -> None:
     take_out(s, row)
     _copy_places(o, s, row, o.counts[STAGES])
     for item in range(s.counts[TOP], o.counts[TOP]):
-        for column in range(3):
+        for column in range(4):
             s.line[item, column] = o.line[item, column]
-        s.line[item, NEXT] = s.first[o.line[item, WHERE]]
         s.first[o.line[item, WHERE]] = item
     s.counts[TOP], s.counts[PLACED] = o.counts[TOP], o.counts[PLACED]
 
@@ -159,7 +157,7 @@ def replace_all(t: Tables, s: State, period: int, limit: float) -> float:
     """Place all stages at a period, and return the penalty."""
     take_out(s, 0)
     s.counts[PERIOD] = period
-    excess = excess_of_load(t, s)
+    excess = least_penalty(t, s, 0)
     return place(t, s, s.counts[PLACED], limit) if excess <= limit else excess
 
 
@@ -258,6 +256,14 @@ def _first_row(s: State, row: int, kind: int) -> int:
     return row
 
 
+@njit_inline
+def _behind_last_row(s: State, first: int, kind: int) -> int:
+    """Return a row behind all that a move changes."""
+    if kind in (SHIFT_CUT, REASSIGN_GPU, CHANGE_ORDER, SPLIT_BACKWARD, RECOMPUTE):
+        return min(first + 2, int(s.counts[STAGES]))
+    return int(s.counts[STAGES])
+
+
 @njit_entry
 def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) -> int:
     """Search from an allocation: see `anneal`. Tuples of arrays are lean."""
@@ -284,14 +290,16 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
         row = _draw_row(s, worst, draw)
         kind = _draw_kind(t, s, draw)
         first = _first_row(s, row, kind)
-        _copy_choice(s, other, first, s.counts[STAGES])
+        end = _behind_last_row(s, first, kind)
+        _copy_choice(s, other, first, end)
         if kind == RECOMPUTE:
             copy_recompute(s, other)
         changed = _move(t, s, row, kind, draw)
         if changed < 0:
             continue
-        # Most moves overload a GPU in every order: they need not be placed to be undone.
-        new = excess_of_load(t, s)
+        # Most moves overload a GPU in every order: they need not be placed to be undone. Another
+        # order changes nothing of that.
+        new = now if kind == CHANGE_ORDER else least_penalty(t, s, changed)
         if new <= limit:
             _save_places(s, other, changed)
             take_out(s, changed)
@@ -302,13 +310,15 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
                     _restore_places(s, other, changed)
                     continue
                 begin += 1
-            new = place(t, s, begin, limit)
+                new = least_penalty(t, s, begin)
+            if new <= limit:
+                new = place(t, s, begin, limit)
             if new <= limit:
                 now = new
                 worst = _most_overloaded(t, s)
                 continue
             _restore_places(s, other, changed)
-        _copy_choice(other, s, changed, other.counts[STAGES])
+        _copy_choice(other, s, changed, end)
         if kind == RECOMPUTE:
             copy_recompute(other, s)
     return step

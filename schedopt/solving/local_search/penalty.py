@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.state import (
+    ALWAYS,
     AT_BACKWARD,
     AT_FORWARD,
     AT_RECOMPUTE,
@@ -18,6 +21,7 @@ from schedopt.solving.local_search.state import (
     HOLDS,
     I_TO_W,
     LENGTH,
+    LOADS,
     MICRO_BATCHES,
     NEED,
     PARTS,
@@ -40,6 +44,9 @@ from schedopt.solving.local_search.state import (
     State,
 )
 from schedopt.solving.local_search.tables import TIED, Tables
+
+ROUNDED: Final = 1 - 1e-12
+"""Makes up for what a few operations in floating point round up."""
 
 
 @njit_inline
@@ -68,45 +75,75 @@ def most_in_flight(s: State, row: int, begin: int, end: int, length: int) -> int
     return count
 
 
-@njit_kernel
-def excess_of_load(t: Tables, s: State) -> float:
-    """Return by how much GPUs are overloaded in every order, in periods and memories.
+@njit_inline
+def _busy(s: State, row: int) -> int:
+    """Return how long a micro-batch keeps the GPU of a stage busy."""
+    busy = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD]
+    return int(busy + s.row[row, T_WEIGHT_HALF] + s.row[row, T_RECOMPUTE])
 
-    A micro-batch stays in a stage for its work and that of all stages behind at least, unless
-    something finds no place. So a stage holds that many at its own maximum, and the maximum of a
-    GPU is no less than its mean. What is recomputed may be in the meantime of stages behind. Where
-    there is such an excess, what is held on average at least adds to it.
+
+@njit_inline
+def _span(s: State, row: int) -> int:
+    """Return how long micro-batches of a period stay in a stage that is placed, all in all."""
+    span = 0
+    for micro_batch in range(s.counts[MICRO_BATCHES]):
+        at = PLACES * micro_batch
+        span += s.row[row, at + AT_BACKWARD] + s.row[row, T_BACKWARD] - s.row[row, at + AT_FORWARD]
+    return span
+
+
+@njit_kernel
+def least_penalty(t: Tables, s: State, placed: int) -> float:
+    """Return what the penalty is at least, with the first stages where they are placed.
+
+    A micro-batch stays in a stage for its work, for the transfers next to it, and as long as in the
+    stage behind. So with k = 1 the stage holds ceil(span / T) of them at its own maximum. The
+    maximum of a GPU is no less than its mean. And it is no less than at the end of a backward, when
+    that stage is at its maximum with what it has recomputed, and the others hold one less each.
     """
-    period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
+    period, k, peak = s.counts[PERIOD], s.counts[MICRO_BATCHES], t.peak
     for gpu in range(t.gpus):
-        s.load[gpu, TIME] = s.load[gpu, NEED] = 0
-    behind, turns, average = 0, 1, 0.0
+        for column in range(LOADS):
+            s.load[gpu, column] = 0
+    # No quotient by T is rounded up to a whole number.
+    rate = ROUNDED / period
+    behind, average = 0, 0.0
     for row in range(s.counts[STAGES]):
-        gpu = s.row[row, GPU]
-        work = s.row[row, T_FORWARD] + s.row[row, T_BACKWARD]
-        s.load[gpu, TIME] += k * (work + s.row[row, T_RECOMPUTE] + s.row[row, T_WEIGHT_HALF])
-        behind += k * work
-        if row == 0:
-            behind += k * s.row[row, T_RECOMPUTE]
-        mean = behind / period * (s.row[row, F_TO_B] + s.row[row, F_TO_W])
+        gpu, back = s.row[row, GPU], s.row[row, T_BACKWARD]
+        s.load[gpu, TIME] += _busy(s, row)
+        if row < placed:
+            behind = _span(s, row)
+        else:
+            behind += k * (s.row[row, T_FORWARD] + back)
+            if row == 0:
+                behind += k * s.row[row, T_RECOMPUTE]
+            elif t.link[gpu, s.row[row - 1, GPU]] >= 0:
+                link = t.link[gpu, s.row[row - 1, GPU]]
+                behind += 2 * k * t.sending[link, s.row[row - 1, BEGIN] - 1]
+        held, weights = s.row[row, F_TO_B] + s.row[row, F_TO_W], s.row[row, WEIGHTS]
+        mean = behind * rate * held
         average += mean
-        if t.peak or k > 1:
-            s.load[gpu, NEED] += s.row[row, WEIGHTS] + int(mean)
+        s.load[gpu, NEED] += weights + int(mean)
+        if k > 1:
             continue
-        # Divided only where it grows: most stages add less than a period.
-        if behind > turns * period:
-            turns = in_flight(behind, period)
-        need = s.row[row, WEIGHTS] + turns * s.row[row, F_TO_B]
-        if s.row[row, T_WEIGHT_HALF] > 0:
-            later = in_flight(behind + s.row[row, T_WEIGHT_HALF], period)
-            need += later * s.row[row, F_TO_W] + s.row[row, I_TO_W]
-        s.load[gpu, NEED] += need + s.row[row, R_TO_B] + s.row[row, R_TO_W]
-    excess = 0.0
+        turns = int(behind * rate)
+        again = s.row[row, R_TO_B] + s.row[row, R_TO_W] + s.row[row, I_TO_W]
+        if peak:
+            least, most = turns * held, held
+            if back > 0:
+                most += again + s.row[row, FB_WORKSPACE]
+        else:
+            least = (turns + 1) * held + again
+            most = max(s.row[row, FB_WORKSPACE], s.row[row, R_WORKSPACE])
+        s.load[gpu, ALWAYS] += weights + least
+        s.load[gpu, SPACE] = max(s.load[gpu, SPACE], most)
+    excess = s.overlap[placed - 1] if placed > 0 else 0.0
+    late = 0
     for gpu in range(t.gpus):
-        if s.load[gpu, TIME] > period:
-            excess += (s.load[gpu, TIME] - period) / period
-        if s.load[gpu, NEED] > t.room[gpu]:
-            excess += (s.load[gpu, NEED] - t.room[gpu]) / max(1, t.room[gpu])
+        late += max(0, k * s.load[gpu, TIME] - period)
+        need = max(s.load[gpu, NEED], s.load[gpu, ALWAYS] + s.load[gpu, SPACE])
+        excess += max(0, need - t.room[gpu]) / max(1, t.room[gpu])
+    excess += late * rate
     return excess + t.sparing * average if excess > 0.0 else 0.0
 
 
@@ -129,11 +166,12 @@ def average_of(s: State, row: int) -> float:
 @njit_kernel
 def final_excess(t: Tables, s: State, limit: float) -> float:
     """Return by how much GPUs are overloaded, in periods and memories; give up above a limit."""
-    period = s.counts[PERIOD]
+    period, k = s.counts[PERIOD], s.counts[MICRO_BATCHES]
     for gpu in range(t.gpus):
-        s.load[gpu, NEED] = s.load[gpu, SPACE] = 0
+        s.load[gpu, TIME] = s.load[gpu, NEED] = s.load[gpu, SPACE] = 0
     for row in range(s.counts[STAGES]):
         gpu = s.row[row, GPU]
+        s.load[gpu, TIME] += k * _busy(s, row)
         s.load[gpu, NEED] += s.row[row, HELD]
         space = max(s.row[row, FB_WORKSPACE], s.row[row, R_WORKSPACE])
         s.load[gpu, SPACE] = max(s.load[gpu, SPACE], space)

@@ -22,6 +22,7 @@ from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.penalty import (
     average_of,
     final_excess,
+    least_penalty,
     most_in_flight,
 )
 from schedopt.solving.local_search.state import (
@@ -332,17 +333,19 @@ def place_row(t: Tables, s: State, row: int) -> None:
 def place(t: Tables, s: State, row: int, limit: float) -> float:
     """Place the stages from a row on, and return the penalty; give up above a limit.
 
-    The rows before are placed already, and `excess_of_load` was asked for how busy the GPUs are.
-    Genes and sizes say what is placed.
+    The rows before are placed already. Genes and sizes say what is placed. What the penalty is at
+    least is asked after 1, 2, 4, 8, ... stages: most of what is too much shows in the first ones,
+    and on long chains asking takes no longer than placing.
     """
-    overlap = s.overlap[row - 1] if row > 0 else 0.0
-    spare = t.sparing * s.average[row - 1] if row > 0 else 0.0
-    while row < s.counts[STAGES]:
+    begin, look, stages = row, row + 1, s.counts[STAGES]
+    while row < stages:
         place_row(t, s, row)
-        overlap = s.overlap[row]
-        spare = t.sparing * s.average[row]
         row += 1
-        if overlap > 0.0 and overlap + spare > limit:
-            return float(overlap + spare)
+        if row == look and row < stages:
+            least = least_penalty(t, s, row)
+            if least > limit:
+                return least
+            look += row - begin
+    overlap, spare = s.overlap[stages - 1], t.sparing * s.average[stages - 1]
     excess = overlap + final_excess(t, s, max(0.0, limit - overlap - spare))
     return float(excess + spare if excess > 0.0 else excess)

@@ -95,8 +95,8 @@ class State(NamedTuple):
         The last interval on each resource; -1: it is free.
     hold : array, shape (H, 3)
         What a GPU holds for a part of the period: start in [0, T), length, bytes.
-    load : array, shape (P, 3)
-        Time and bytes of each GPU, and its largest workspace.
+    load : array, shape (P, LOADS)
+        Time and bytes of each GPU, its largest workspace, and what lies there at all times.
     """
 
     counts: Ints
@@ -129,6 +129,8 @@ NEXT: Final = 3
 TIME: Final = 0
 NEED: Final = 1
 SPACE: Final = 2
+ALWAYS: Final = 3
+LOADS: Final = 4
 
 
 HOLDS_OF_A_STAGE: Final = 9
@@ -156,7 +158,7 @@ def new_state(tables: Tables, most: int) -> State:
         line=zeros(intervals, 4),
         first=np.full(tables.resources, -1, dtype=np.int64),
         hold=zeros(LONGEST * most * HOLDS_OF_A_STAGE, 3),
-        load=zeros(tables.gpus, 3),
+        load=zeros(tables.gpus, LOADS),
     )
 
 
