@@ -17,6 +17,7 @@ from schedopt.solving.local_search.gaps import (
     NOWHERE,
     first_free,
     room_to_move,
+    wrap,
 )
 from schedopt.solving.local_search.njit import njit_inline, njit_kernel
 from schedopt.solving.local_search.penalty import (
@@ -162,10 +163,10 @@ def take_out(s: State, row: int) -> None:
 
 
 @njit_inline
-def put(s: State, where: int, start: int, length: int) -> None:
-    """Put an interval onto a resource."""
+def put(s: State, where: int, time: int, length: int) -> None:
+    """Put an interval onto a resource, from a time in [0, T) on."""
     top = s.counts[TOP]
-    s.line[top, START] = start % s.counts[PERIOD]
+    s.line[top, START] = time
     s.line[top, LENGTH] = length
     s.line[top, WHERE] = where
     s.line[top, NEXT] = s.first[where]
@@ -185,23 +186,28 @@ def _place_operation(
     before run at another time of the period: a loss when there is memory for it.
     """
     gpu, period = s.row[row, GPU], s.counts[PERIOD]
-    found = first_free(s.line, s.first, period, gpu, length, start, start + sign * period, sign)
-    if found == NOWHERE:
+    time = start % period
+    far = first_free(s.line, s.first, period, gpu, length, time, period, sign)
+    if far == NOWHERE:
         return start, max(1, length) / period
+    time = wrap(time + sign * far, period)
     if gene > 0:
-        room = room_to_move(s.line, s.first, period, gpu, found, length, sign)
+        more = 0
+        room = room_to_move(s.line, s.first, period, gpu, time, length, sign)
         if room < period:
             if gene == 1:
-                found += sign * room
+                more = room
             else:
-                begin, limit = found + sign * (room + 1), found + sign * period
+                begin, limit = wrap(time + sign * (room + 1), period), period - room - 1
                 other = first_free(s.line, s.first, period, gpu, length, begin, limit, sign)
                 if other != NOWHERE:
-                    found = other
+                    more = room + 1 + other
         elif gene == 2:
-            found += sign * (s.row[row, WAIT] * period // WAITS)
-    put(s, gpu, found, length)
-    return found, 0.0
+            more = s.row[row, WAIT] * period // WAITS
+        far += more
+        time = wrap(time + sign * more, period)
+    put(s, gpu, time, length)
+    return start + sign * far, 0.0
 
 
 @njit_inline
@@ -210,25 +216,26 @@ def _place_transfer(
 ) -> tuple[int, float]:
     """Place a transfer on all its hops from a start on."""
     period = s.counts[PERIOD]
-    start, before = begin, NOWHERE
+    time, far, before = begin % period, 0, NOWHERE
     hops = t.hops.shape[2]
-    while start != before:
-        before = start
+    while far != before:
+        before = far
         for number in range(hops):
             hop = t.hops[source, target, number]
             if hop < 0:
                 break
-            limit = begin + sign * period
-            start = first_free(s.line, s.first, period, hop, length, start, limit, sign)
-            if start == NOWHERE:
+            more = first_free(s.line, s.first, period, hop, length, time, period - far, sign)
+            if more == NOWHERE:
                 return begin, max(1, length) / period
+            time = wrap(time + sign * more, period)
+            far += more
         if hops == 1:
             break
     for number in range(hops):
         hop = t.hops[source, target, number]
         if hop >= 0:
-            put(s, hop, start, length)
-    return start, 0.0
+            put(s, hop, time, length)
+    return begin + sign * far, 0.0
 
 
 @njit_kernel
@@ -236,8 +243,8 @@ def _second_start(s: State, gpu: int, time: int) -> int:
     """Return when the forward of the last stage starts for the second micro-batch."""
     period = s.counts[PERIOD]
     start = period * s.counts[SPACING] // SPACINGS
-    found = first_free(s.line, s.first, period, gpu, time, start, start + period, LATER)
-    return start if found == NOWHERE else found
+    far = first_free(s.line, s.first, period, gpu, time, start, period, LATER)
+    return int(start if far == NOWHERE else start + far)
 
 
 @njit_inline
@@ -326,7 +333,8 @@ def place_row(t: Tables, s: State, row: int) -> None:
             _move_before_recompute(s, row, micro_batch)
     s.overlap[row] = overlap
     _note_held(s, row)
-    s.average[row] = average_of(s, row) + (s.average[row - 1] if row > 0 else 0.0)
+    if t.sparing > 0.0:
+        s.average[row] = average_of(s, row) + (s.average[row - 1] if row > 0 else 0.0)
 
 
 @njit_kernel
