@@ -81,6 +81,7 @@ def import_plan(
             raise InputError("there are no plans", field="rows", way_out="Is the table complete?")
         line = lines[0]
         stages = [_read_stage(item) for item in line["stages"].entries()]
+        _check_gpus(line, stages)
         replicas = _replicas(stages)
         samples = whole(line["mbs"], 1)
         if samples % replicas:
@@ -91,7 +92,7 @@ def import_plan(
             )
     table = path.with_name(OPERATORS_TABLE) if profile is None else Path(profile)
     with naming_file(path):
-        measured = _profile(table, line)
+        measured = _profile(table, line, samples // replicas)
         with naming_file(table):
             chain, groups = measured.of_size(samples // replicas)
         made = [*_place(stages, chain, groups, platform)]
@@ -109,7 +110,19 @@ def import_plan(
     )
 
 
-def _profile(table: Path, line: Line) -> Profile:
+def _check_gpus(line: Line, stages: Sequence[_Stage]) -> None:
+    """Require the GPUs of all stages to be those of the plan."""
+    every, taken = whole(line["gpus"], 1), sum(stage.gpus for stage in stages)
+    if stages and taken != every:
+        raise InputError(
+            f"{every}, and the stages have {taken} GPUs",
+            field=line["gpus"].path,
+            way_out="Correct that, or the stages",
+        )
+
+
+def _profile(table: Path, line: Line, samples: int) -> Profile:
+    """Return the operators of a plan with micro-batches of one size, in all tensor degrees."""
     kind, model, layers = (
         line["set"].text(),
         line["model"].text(),
@@ -117,7 +130,15 @@ def _profile(table: Path, line: Line) -> Profile:
     )
     with naming_file(table):
         lines = chosen(table, read_table(table, _OPERATORS), "set", kind, "set")
-        chains = operator_chains(chosen(table, lines, "model", model, "model"), layers)
+        lines = chosen(table, lines, "model", model, "model")
+        chains = operator_chains([one for one in lines if whole(one["mbs"], 1) == samples], layers)
+        if not chains:
+            raise InputError(
+                f"no micro-batches of {samples} samples of which all operators of {model} ran on "
+                "one GPU",
+                field="mbs",
+                way_out="Import a plan of other micro-batches, or add them",
+            )
         return Profile(
             name=f"{model} on {kind}",
             variants=tuple(

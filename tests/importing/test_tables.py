@@ -311,14 +311,16 @@ def in_stage(number: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda plan: plan["stages"].pop(), "the stages end at operator .* the profile has 419"),
+        (lambda plan: plan.update(stages=plan["stages"][:1], gpus=2),
+         "the stages end at operator .* the profile has 419"),
+        (lambda plan: plan.update(gpus=8), r"plans.json: rows\[0\].gpus: 8, and .* have 4 GPUs"),
         (in_stage(0, ops=[1, 211]), "lists of a stage are not as long"),
         (lambda plan: plan.update(layers=31), "names operators .* the profile has 406"),
         (in_stage(0, tp=[[1, 1], [2, 10_000]]), "lists of a stage are not as long"),
         (in_stage(0, ops=[0]), r"stages\[0\].ops: has 1 values, not two"),
         (in_stage(0, dp=[[1]]), r"stages\[0\].dp\[0\]: has 1 values, not two"),
         (in_stage(0, gpus=3), "3 GPUs are not 1 replicas of 2"),
-        (lambda plan: plan.update(mbs=3), "ops.json: variants: no variant of 3 samples"),
+        (lambda plan: plan.update(mbs=3), "ops.json: mbs: no micro-batches of 3 samples"),
         (lambda plan: plan.update(model="9B"), "the table has no '9B'"),
         (lambda plan: plan.update(set="h100"), "the table has no 'h100'"),
     ],
@@ -333,7 +335,7 @@ def test_a_plan_that_does_not_fit_its_profile_is_refused(
 
 def test_replicas_take_turns(tmp_path: Path) -> None:
     def twice(plan: dict[str, Any]) -> None:
-        plan["mbs"] = 2
+        plan["mbs"], plan["gpus"] = 2, 8
         for stage in plan["stages"]:
             stage["dp"], stage["gpus"] = [[2, stage["dp"][0][1]]], 2 * stage["gpus"]
 
