@@ -24,6 +24,7 @@ _PRELOADED: Final = [
     "torch",
     "torch.distributed.pipelining",
     "transformers.models.gpt2.modeling_gpt2",
+    "schedopt.formats.results",
     "schedopt.running.rank_process",
     "schedopt.torch",
 ]

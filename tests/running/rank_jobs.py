@@ -24,8 +24,6 @@ from tests.running.networks import CASES, buffers
 STEPS: Final = 2
 LINKS: Final[Mapping[str, Callable[..., Links]]] = {"threads": ThreadLinks, "streams": StreamLinks}
 """With a thread for each way, or all started in order."""
-ENGINES: Final = ("runtime", *LINKS)
-"""Torch's own runtime, and ours."""
 REPLICATED: Final = (
     "exchanged in chunks",
     "gathered in chunks",

@@ -37,7 +37,7 @@ from tests.running.local_run import (
     start,
 )
 from tests.running.pool import warm_ranks
-from tests.running.rank_jobs import run_replicated
+from tests.running.rank_jobs import LINKS, run_replicated
 from tests.running.replicated import quick, timed
 
 STEPS: Final = 10
@@ -163,7 +163,7 @@ def _room(local: LocalRun, receive: Any) -> torch.Tensor:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("engine", ["threads", "streams"])
+@pytest.mark.parametrize("engine", nightly_but("streams", LINKS))
 @pytest.mark.parametrize("name", nightly_but("on some GPUs of both", WITH_PROCESSES))
 def test_processes_do_the_same_as_ranks_in_one(name: str, engine: str) -> None:
     make, count = PLANS[name]

@@ -48,11 +48,14 @@ def job(plan: Plan, **more: Any) -> Job:
     return Job(plan=plan, **{**given, **more})
 
 
-def test_a_run_leaves_all_as_it_was(folder: Path) -> None:
-    def state() -> tuple[Any, ...]:
-        handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-        return handlers, logging.root.manager.disable, dict(os.environ)
+def state() -> tuple[Any, ...]:
+    """Return what a run changes for as long as it lasts."""
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    return handlers, logging.root.manager.disable, dict(os.environ)
 
+
+@NIGHTLY
+def test_a_run_leaves_all_as_it_was(folder: Path) -> None:
     before = state()
     outcome = execute(job(faulty.plan())).outcome
     assert [record.rank for record in outcome.records] == [0, 1]
@@ -101,8 +104,10 @@ def test_a_rank_that_fails_is_named_and_ends_all(
     with faulty.nothing_left(f"{fault}-{make.__name__}") as tag:
         for name, value in tag.items():
             monkeypatch.setenv(name, value)
+        before = state()
         with pytest.raises(kind) as caught:
             execute(job(plan, compare=False))
+        assert state() == before
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")

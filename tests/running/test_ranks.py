@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,7 +33,6 @@ from tests.running.local_run import (
 from tests.running.networks import CASES, buffers, placed
 from tests.running.pool import execute_warm, warm_ranks
 from tests.running.rank_jobs import (
-    ENGINES,
     LINKS,
     REPLICATED,
     STEPS,
@@ -57,15 +57,23 @@ SLOW = ("gpt2-general", "gpt2-dropout")
 """Cases that only torch's runtime runs by day."""
 
 
+def engines_of(names: Iterable[str]) -> list[Any]:
+    """Return names with each kind of links, of which by day each second name has the other."""
+    return [
+        pytest.param(
+            *(name, engine),
+            marks=[pytest.mark.nightly] if name in SLOW or (turn + place) % 2 else [],
+        )
+        for turn, name in enumerate(names)
+        for place, engine in enumerate(LINKS)
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        pytest.param(
-            *(name, engine),
-            marks=[pytest.mark.nightly] if name in SLOW and engine in LINKS else [],
-        )
-        for name in RUNNING
-        for engine in ENGINES
+        *((name, "runtime") for name in RUNNING),
+        *engines_of(RUNNING),
     ],
 )
 def test_gradients_and_losses_are_those_of_the_unsplit_model(name: str, engine: str) -> None:
@@ -152,8 +160,7 @@ def test_a_torch_without_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert "2.11 to 2.13" in message
 
 
-@pytest.mark.parametrize("engine", LINKS)
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize(("name", "engine"), engines_of(REPLICATED))
 def test_replicas_make_the_gradients_and_weights_of_formulas(name: str, engine: str) -> None:
     plan, count = replicated_plan(name, profile_of(by_hand.net()))
     found = warm_ranks().run(run_replicated, len(gpu_ranks(plan)), plan, count, engine)
