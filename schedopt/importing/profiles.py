@@ -224,16 +224,22 @@ def operator_chains(lines: Sequence[Line], layers: int | None) -> dict[tuple[int
                 field=one[0]["op"].path,
                 way_out="Give each once, in the order of execution: one, those of one layer, two",
             )
-        numbered = [("", line) for line in one[_EARLIER]]
+        read = [(_read_operator(line), _read_costs(line)) for line in one]
+        numbered = [("", each) for each in read[_EARLIER]]
         for number in range(layers):
-            numbered += [(f".{number}", line) for line in one[_INSIDE]]
-        numbered += [("", line) for line in one[_LATER]]
-        operators = [_read_operator(line) for _, line in numbered]
+            numbered += [(f".{number}", each) for each in read[_INSIDE]]
+        numbered += [("", each) for each in read[_LATER]]
+        operators = [operator for _, (operator, _) in numbered]
         chains[tensor, samples] = Chain(
             layers=tuple(
-                _operator(line, operator.name + behind, kept)
-                for (behind, line), operator, kept in zip(
-                    numbered, operators, saved_bytes(operators), strict=True
+                Layer(
+                    name=operator.name + behind,
+                    saved_bytes=saved,
+                    saved_input_bytes=on_top or None,
+                    **costs,
+                )
+                for (behind, (operator, costs)), (saved, on_top) in zip(
+                    numbered, saved_bytes(operators), strict=True
                 )
             ),
             input_bytes=operators[0].input_bytes,
@@ -259,17 +265,14 @@ def _read_operator(line: Line) -> Operator:
     )
 
 
-def _operator(line: Line, name: str, kept: tuple[int, int]) -> Layer:
-    saved, on_top = kept
-    return Layer(
-        name=name,
-        forward_ns=whole(line["forward_ns"]),
-        backward_ns=whole(line["backward_ns"]),
-        activation_bytes=_mebibytes(line["output_mib"]),
-        saved_bytes=saved,
-        saved_input_bytes=on_top or None,
+def _read_costs(line: Line) -> dict[str, Any]:
+    """Return the fields of a layer but for its name and what it saves."""
+    return {
+        "forward_ns": whole(line["forward_ns"]),
+        "backward_ns": whole(line["backward_ns"]),
+        "activation_bytes": _mebibytes(line["output_mib"]),
         **_state(_mebibytes(line["weights_mib"]), _HALF),
-    )
+    }
 
 
 def _mebibytes(item: Item) -> int:
@@ -292,7 +295,7 @@ def _with_whole_outputs(
     found = {}
     for (tensor, samples), chain in chains.items():
         alone = chains.get((1, samples), chain)
-        if len(alone.layers) == len(chain.layers):
+        if alone is not chain and len(alone.layers) == len(chain.layers):
             layers = [
                 Layer(**{**vars(layer), "activation_bytes": one.activation_bytes})
                 for layer, one in zip(chain.layers, alone.layers, strict=True)
