@@ -30,7 +30,7 @@ def of_any_length(problem: Problem) -> Problem:
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@trials(1250, by_day=5)
+@trials(1250, by_day=3)
 @given(data=st.data())
 def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool, k: int) -> None:
     longest_chain = max(2, 5 - split - recompute - k)

@@ -131,6 +131,7 @@ def test_periodic_writes_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert path.with_suffix(".md").exists()
 
 
+@pytest.mark.nightly
 def test_an_interrupt_leaves_the_figures_of_periodic_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "periodic.jsonl").write_text("before\n")
     with start("-m", "schedopt", "bench", "periodic", "-o", "periodic.jsonl",
@@ -201,7 +202,7 @@ def test_hybrid_writes_each_step_and_goes_on(tmp_path: Path) -> None:
         optimizer_bytes=8,
     )
     Chain(layers=(layer,) * 4, name="four").save(folder / "four.json")
-    arguments = ("bench", "hybrid", "--chains", folder, "--gpus", "2", "--time-limit", "0.5",
+    arguments = ("bench", "hybrid", "--chains", folder, "--gpus", "2", "--time-limit", "0.1",
                  "-o", path)  # fmt: skip
     shown = printed(*arguments)
     assert "4 steps: contiguous " in shown

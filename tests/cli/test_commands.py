@@ -168,7 +168,7 @@ def test_period_is_a_decision(plan: Path) -> None:
 
 def test_general_allocation_has_a_ladder_and_a_bound() -> None:
     asked = ("--chain", GPT2, "--gpus", "4", "--mem", "2G", "--bandwidth", "12GB/s")
-    document = solve_json(*asked, "--allocation", "general", "--time-limit", "2")
+    document = solve_json(*asked, "--allocation", "general", "--time-limit", "1")
     solvers = [phase["solver"] for phase in document["ladder"]]
     assert solvers[:3] == ["even_split", "next_fit", "contiguous"]
     assert "general" in solvers
@@ -188,7 +188,7 @@ def test_a_training_step_says_how_long_it_is_and_what_contiguous_stages_take() -
         "--batch",
         "8",
     )
-    done = run("solve", *asked, "--allocation", "general", "--time-limit", "2")
+    done = run("solve", *asked, "--allocation", "general", "--time-limit", "1")
     assert done.returncode == 0
     assert "s for 8 samples, the update of the weights included" in done.stdout
     assert "contiguous stages take at least 1." in done.stdout

@@ -231,7 +231,7 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
         yield plan
 
 
-@trials(1000, by_day=8)
+@trials(1000, by_day=5)
 @given(steps())
 def test_equal_to_trying_every_grid_and_cut(problem: Problem) -> None:
     compare_with_the_answer(problem, every_plan(problem))

@@ -199,7 +199,7 @@ def test_no_engine_with_groups_is_ahead_of_steps_of_any_kind(problem: Problem) -
     compare_with_steps_of_any_kind(problem)
 
 
-@trials(100, by_day=3)
+@trials(100, by_day=2)
 @given(steps_of_groups())
 def test_steps_of_any_kind_have_groups_of_replicas_too(problem: Problem) -> None:
     lengths = [plan.pattern.period_total_ns for _, plan in every_plan(problem)]

@@ -127,7 +127,7 @@ def test_equal_to_trying_every_cut(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@trials(60)
+@trials(60, by_day=3)
 @given(
     chain=transformers(most=4, predictors=1),
     platform=platforms(most=3),

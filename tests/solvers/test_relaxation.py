@@ -67,7 +67,7 @@ def require_true_bound(problem: Problem) -> list[tuple[Stage, ...]]:
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@trials(40)
+@trials(40, by_day=3)
 @given(data=st.data())
 def test_no_plan_is_below(
     data: st.DataObject, split: bool, recompute: bool, memory: Memory
@@ -85,7 +85,7 @@ def test_no_plan_is_below(
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@trials(100)
+@trials(100, by_day=3)
 @given(data=st.data())
 def test_no_plan_is_below_what_instants_refute(
     data: st.DataObject, split: bool, recompute: bool, k: int

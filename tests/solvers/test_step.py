@@ -16,7 +16,7 @@ from schedopt.solvers import step
 from schedopt.solving import Run
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
-from tests.budgets import trials
+from tests.budgets import nightly_but, trials
 from tests.layers import layer
 from tests.solvers.asking import (
     ask,
@@ -152,7 +152,9 @@ def test_a_step_of_layers_apart_can_beat_one_of_stages() -> None:
     assert 6 * apart.period <= 4 * 6 + 2
 
 
-@pytest.mark.parametrize("name", ["one_f_one_b_flush", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize(
+    "name", nightly_but("interleaved", ["one_f_one_b_flush", "interleaved", "zero_bubble"])
+)
 def test_a_step_is_no_longer_than_a_published_one(name: str) -> None:
     """The search alone had 3.46 s for 16 micro-batches of ResNet-50, interleaved takes 3.13 s."""
     chain = Chain.load(ROOT / "instances" / "resnet50.json")

@@ -65,7 +65,7 @@ def with_layers(chain: Chain, change: Callable[[Layer], dict[str, Any]]) -> Chai
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-@trials(50)
+@trials(50, by_day=3)
 @given(st.data(), short_chains(longest=4), tight_platforms(most=3), st.integers(1, 2))
 def test_of_stages_that_are_given(
     split: bool,
@@ -116,7 +116,7 @@ def test_of_stages_that_are_given(
     ],
     ids=str,
 )
-@trials(60, by_day=3)
+@trials(60, by_day=2)
 @given(
     chain=short_chains(longest=4),
     platform=tight_platforms(most=3) | tight_platforms(most=3, unequal=True),

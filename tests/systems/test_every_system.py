@@ -70,7 +70,7 @@ def plans(draw: st.DrawFn, system: System) -> Plan:
 
 
 @every_system
-@trials(30)
+@trials(30, by_day=3)
 @given(data=st.data())
 def test_plans_are_valid_and_no_faster_than_what_they_occupy(
     system: System, data: st.DataObject
@@ -88,7 +88,7 @@ def test_plans_are_valid_and_no_faster_than_what_they_occupy(
 
 
 @every_system
-@trials(6)
+@trials(6, by_day=2)
 @given(data=st.data())
 def test_the_check_wants_exactly_the_memory_of_the_account(
     system: System, data: st.DataObject
