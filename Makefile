@@ -62,7 +62,7 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 
 # Without kernels of their own, which need compilers and GPUs; torchtitan without what only trains.
 $(VENV)/installed-engines: $(VENV)/installed-test
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) -e ".[test,engines]"
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INSTALL) -e ".[test,docs,engines]"
 	$(INSTALL) --no-deps torchtitan
 	touch $@
 
