@@ -25,6 +25,8 @@ from schedopt import (
     solve,
 )
 from schedopt.bounds import lower_bounds
+from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.propagation import propagate
 from schedopt.rule import Rule
 from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
@@ -62,6 +64,22 @@ def require_true_bound(problem: Problem) -> list[tuple[Stage, ...]]:
     elif bound is not None:
         assert not has_plan(problem, bound, below=True)
     return found
+
+
+def test_a_start_takes_equal_gpus_in_the_order_of_the_model() -> None:
+    layers = tuple(layer(work, 1) for work in (2, 1, 5, 4))
+    platform = Platform(3, 99)
+    problem = Problem(chain=Chain(layers=layers), platform=platform, scope=GENERAL)
+    forced = propagate(Amounts(problem), Fraction(99))
+    assert forced is not None
+    model = RelaxationModel(forced)
+    model.chosen.hint([Stage(layers=(n, n), gpus=(gpu,)) for n, gpu in enumerate((1, 2, 0, 1))])
+    solver = cp_model.CpSolver()
+    solver.parameters.fix_variables_to_their_hinted_value = True
+    assert solver.solve(model.model) == cp_model.OPTIMAL
+    stages = model.chosen.stages(solver)
+    assert stages[0].gpus == stages[3].gpus
+    assert len({stage.gpus for stage in stages}) == 3
 
 
 @pytest.mark.parametrize("memory", ["sum", "peak"])
