@@ -271,24 +271,25 @@ class Problem:
                 )
 
     def _check_horizon(self) -> None:
-        gpus = set(self.platform.gpus)
-        total = sum(
+        gpus, platform = set(self.platform.gpus), self.platform
+        work = sum(
             max(gpu.duration_ns(layer.longest_ns) for gpu in gpus) for layer in self.chain.layers
         )
         sent = (layer.activation_bytes for layer in self.chain.layers)
-        trips = sorted(2 * self.platform.longest_transfer_ns(count) for count in sent)
-        total += sum(trips[-len(self.platform.gpus) :])
-        if total >= LARGEST_HORIZON_NS:
-            way_out = f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed"
-            link = self.platform.link
-            if link is not None and link.bandwidth_bytes_per_s < FEW_BYTES_PER_S:
+        trips = sorted(2 * platform.longest_transfer_ns(count) for count in sent)
+        total = work + sum(trips[-len(platform.gpus) :])
+        if total < LARGEST_HORIZON_NS:
+            return
+        field, link = "platform", platform.link
+        way_out = f"Stay below {LARGEST_HORIZON_NS} ns; check bandwidth, latency and speed"
+        if link is not None and work < LARGEST_HORIZON_NS:
+            field = "latency" if 4 * link.latency_ns >= trips[-1] else "bandwidth"
+            if field == "bandwidth" and link.bandwidth_bytes_per_s < FEW_BYTES_PER_S:
                 meant = f"{link.bandwidth_bytes_per_s}GB/s"
                 way_out += f". A rate without a unit is bytes a second: is {meant} meant?"
-            raise InputError(
-                f"layers and transfers take {total} ns on the slowest GPU",
-                field="platform",
-                way_out=way_out,
-            )
+        raise InputError(
+            f"layers and transfers take {total} ns on the slowest GPU", field=field, way_out=way_out
+        )
 
 
 def training_step(

@@ -121,7 +121,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"rule": Rule(update_every=2)}, "layers[0].parameter_bytes", ""),
         ({"scope": Scope(allocation="fixed")}, "stages", ""),
         ({"stages": [Stage(layers=(0, 1), gpus=(0,))]}, "stages", ""),
-        ({"platform": Platform(2, 1, bandwidth=1, latency="100000s")}, "platform", ""),
+        ({"platform": Platform(2, 1, bandwidth=1, latency="100000s")}, "latency", "take 4000"),
     ],
     partial(Stage, layers=(0, 1), gpus=(0,)): [
         ({"layers": (0,)}, "layers", ""),
