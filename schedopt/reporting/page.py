@@ -80,7 +80,9 @@ def render_page(
         stages=table(stage_table(report)),
         layers=folded("Every layer", table(layer_table(plan))),
         bound=paragraphs(bound_sentences(result)),
-        scope=described(scope_items(result.problem.scope)),
+        scope=described(
+            [*scope_items(result.problem.scope), *(("Left out", note) for note in result.notes)]
+        ),
         bounds=_bounds(result),
         ladder=_ladder(result),
         compared=paragraphs([say_best(figures, baselines)]),

@@ -31,12 +31,15 @@ def test_sizes_and_groups_are_chosen(profile: Path) -> None:
     assert told["step_ns"] == min(size["step_ns"] or 10**9 for size in told["sizes"])
 
 
-def test_groups_that_no_node_holds_are_left_out_and_named(profile: Path) -> None:
+def test_groups_that_no_node_holds_are_left_out_and_named(profile: Path, tmp_path: Path) -> None:
     small = ("--gpus", "1", *MACHINE[2:], "--batch", "4")
     told = json.loads(printed("solve", "--chain", profile, *small, "--json"))
     left_out = "tensor groups of 2 GPUs: no node has more than 1"
     assert told["notes"] == [left_out]
-    assert f"Left out  {left_out}" in printed("solve", "--chain", profile, *small)
+    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
+    assert f"Left out  {left_out}" in printed("solve", "--chain", profile, *small, "-o", plan)
+    printed("report", plan, "-o", page)
+    assert left_out in page.read_text()
     forbidden = printed("solve", "--chain", profile, *small, "--tensor-parallel", "1", "--json")
     assert json.loads(forbidden)["notes"] == []
 
