@@ -3,9 +3,9 @@
 Simulated annealing over cuts, GPUs, what is recomputed and which backward is split, at a period
 below the best, of one micro-batch or two (`schedopt.solving.local_search`). At the same time the
 relaxation of `relaxation` proves bounds, and its allocations are starts; so the search may end with
-a proof. From a contiguous plan it first goes on a little, and then as it does where none is known:
-what is found before does not make it end up elsewhere, for better or worse. In a later phase of the
-same run, with one freedom more, it goes on from all that it found before.
+a proof. From a contiguous plan it goes on a little, and then looks where it would look without it,
+for as long: what is found before does not make it end up elsewhere. In a later phase of the same
+run, with one freedom more, it goes on from all that it found before.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ def solve(problem: Problem, run: Run) -> None:
 
     best, kept = run.best(), run.kept.setdefault("general", _Kept())
     known: list[Allocation | None] = [*fixed_patterns(problem)]
-    # From contiguous stages little work does most, but more work comes further from loops.
+    # From contiguous stages little work does all, and more work comes further from loops.
     contiguous = best.stages if best is not None and is_contiguous(best.stages) else None
-    if best is not None:
-        known.insert(0 if contiguous is None else len(known), best.stages)
+    if best is not None and contiguous is None:
+        known.insert(0, best.stages)
     if contiguous is not None:
         kept.contiguous = contiguous
     elif kept.contiguous is not None:
         known.insert(1, kept.contiguous)
-    order = cycle(known or [None])
+    # Of few layers no stages go around; then contiguous ones are a start like any other.
+    order = cycle(known or [contiguous])
     recent = _Recent(run)
     with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, are_proving):
         if not is_compiled(run):

@@ -66,6 +66,8 @@ The later one needs it little, since it looks without the freedom half of the ti
 """
 LEAST_S_OF_START: Final = 0.3
 """A search that only finds a start is left out if it has less: making its models takes that."""
+LEAST_S_OF_LATER: Final = 0.1
+"""No time is kept for a phase that would have less: the search before it has more use for it."""
 PLACES_IN_A_SECOND: Final = 40
 """Of how many layers times GPUs all allocations and orders may be worth a search by the second.
 
@@ -124,16 +126,23 @@ class Phase:
             yield self.solvers[left - 1], share / left
 
 
-def share_time(phases: Sequence[Phase]) -> Iterator[tuple[Phase, float]]:
-    """Yield each phase with its share of the time that is left by then."""
+def share_time(
+    phases: Sequence[Phase], seconds: float | None = None
+) -> Iterator[tuple[Phase, float]]:
+    """Yield each phase with its share of the time that is left by then.
+
+    What would have next to nothing of so many seconds gets what those before it leave.
+    """
     weights = [
         WEIGHTS_OF_STARTS.get(phase.solvers[0], phase.weight)
         if is_start(phase, phases[number + 1 :])
         else phase.weight
         for number, phase in enumerate(phases)
     ]
+    least = LEAST_S_OF_LATER / seconds * sum(weights) if seconds and seconds > 0 else 0.0
     for number, (phase, weight) in enumerate(zip(phases, weights, strict=True)):
-        yield phase, weight / sum(weights[number:]) if weight else 1.0
+        later = sum(other for other in weights[number + 1 :] if other >= least)
+        yield phase, weight / (weight + later) if weight else 1.0
 
 
 def has_time(phase: Phase, later: Sequence[Phase], seconds: float | None) -> bool:

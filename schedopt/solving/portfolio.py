@@ -140,7 +140,9 @@ class _Portfolio:
             run.report(as_warm_start(initial, problem))
         if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
             run.report_infeasible(too_much)
-        for phase, share in share_time([*self.phases, *self.others]):
+        # With a limit of work all have their turn, however long that takes.
+        seconds = run.remaining() if run.work_limit is None else None
+        for phase, share in share_time([*self.phases, *self.others], seconds):
             if phase.tried is not None:
                 self._run_what_if(phase, share)
             elif self._is_open(phase) and self._has_time(phase, share):

@@ -54,6 +54,18 @@ def test_what_is_not_allowed_takes_a_tenth_of_the_time_at_most() -> None:
     assert sum(part for (_, tried), part in parts.items() if tried) <= 0.12
 
 
+def test_with_little_time_none_is_kept_for_what_comes_behind_the_search() -> None:
+    problem = Problem(chain=CHAIN, platform=Platform(4, 999), scope=ANY)
+    phases = [*plan_phases(problem), *what_if_phases(problem)]
+    (search,) = (
+        phase for phase in phases if phase.freedom == "k up to 2" and "general" in phase.solvers
+    )
+    short, long = (dict(share_time(phases, seconds)) for seconds in (1.0, 20.0))
+    assert short[search] == 1
+    assert long == dict(share_time(phases))
+    assert 0.7 < long[search] < 0.95
+
+
 def test_a_step_with_layers_anywhere_has_all_the_time() -> None:
     asked = Scope(allocation="general", max_k=None, microbatches=8, recompute=True)
     problem = Problem(chain=CHAIN, platform=Platform(4, 999), scope=asked)

@@ -192,7 +192,7 @@ class LocalSearch:
         self.most = min(len(problem.chain.layers), 12 * len(problem.platform.gpus) + 16)
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
         self.elites = ElitePool(self.tables, self.most) if elites is None else elites
-        self.placements = 0
+        self.placements = self._improving = 0
         self.longest = _longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
@@ -205,7 +205,9 @@ class LocalSearch:
         self._prepare(worker, stages, plan, 1, self.run.period())
         draw = np.random.default_rng([self.run.seed, 0, 2])
         tables, stop = self.tables._replace(sparing=0.0), np.zeros(1, dtype=np.int64)
-        self.placements += max(1, anneal(tables, worker, draw, plan, stop))
+        # Later annealings are as long as they would be without this one.
+        self._improving = max(1, anneal(tables, worker, draw, plan, stop))
+        self.placements += self._improving
         if worker.found[0]:
             yield compress_shifts(decode(self.problem, self.tables, worker.best))
 
@@ -307,7 +309,8 @@ class LocalSearch:
         limit, params = self.run.work_limit, self.params
         steps = min(params.placements, params.placements_times_layers // self.tables.layers)
         if self.tables.recompute and not longest:
-            steps = min(steps, max(params.shortest, self.placements // params.part))
+            looked_at = self.placements - self._improving
+            steps = min(steps, max(params.shortest, looked_at // params.part))
         if warm:
             steps = max(1, steps // WARM_PART)
         if limit is None:
