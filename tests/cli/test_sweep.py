@@ -130,7 +130,7 @@ class Slow:
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
 @pytest.mark.parametrize(
     ("number", "all_hear"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False)],
+    [pytest.param(signal.SIGINT, True, marks=pytest.mark.nightly), (signal.SIGTERM, False)],
     ids=["on a terminal", "the command alone"],
 )
 def test_an_interrupt_keeps_what_is_done(number: int, all_hear: bool, tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ from typing import Final
 
 import pytest
 
+from schedopt.running import execution
+from tests.budgets import PROFILE
 from tests.cli.commands import run
 from tests.importing.files import PIPEDREAM
+from tests.running.pool import launch_warm
 
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = ("build", "dist", "tests")
@@ -81,6 +84,9 @@ class Page:
         prepare(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", "100")
+            if PROFILE != "nightly":
+                # To start ranks anew takes as long as all other commands of a page.
+                patch.setattr(execution, "launch", launch_warm)
             for command in self.commands:
                 yield command, _run(shlex.split(command, comments=True), folder)
 

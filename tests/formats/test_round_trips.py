@@ -39,7 +39,7 @@ def test_a_solved_plan_loads_as_it_was_saved(
     [anything.chains(), anything.platforms(), anything.results()],
     ids=["chain", "platform", "result"],
 )
-@trials(300)
+@trials(300, by_day=10)
 @given(st.data())
 def test_every_field_is_kept(
     tmp_path_factory: pytest.TempPathFactory,

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from schedopt.running import Job, Report
+from schedopt.running.records import Outcome
 
 _PRELOADED: Final = [
     "torch",
@@ -100,8 +101,14 @@ def warm_ranks() -> RankPool:
 
 def execute_warm(job: Job) -> Report:
     """Run a job as `execute` does, on ranks that are there already."""
+    return Report(job, launch_warm(job), 0.0)
+
+
+def launch_warm(job: Job, port: int = 0) -> Outcome:
+    """Run each rank of a job in a process that is there already."""
+    outcome: Outcome
     outcome, *_ = warm_ranks().run(_run_job, job.processes, job, in_group=False)
-    return Report(job, outcome, 0.0)
+    return outcome
 
 
 def _run_job(rank: int, job: Job) -> Any:
