@@ -135,7 +135,7 @@ def test_the_same_seed_and_work_give_the_same_plan() -> None:
 
 
 def test_it_is_never_worse_than_the_contiguous_plan() -> None:
-    layers = [replace(UNIT, forward_ns=number % 4 + 1) for number in range(12)]
+    layers = [replace(UNIT, forward_ns=number % 4 + 1) for number in range(9)]
     chain, platform = Chain(layers=tuple(layers)), Platform(4, 9, bandwidth=10**9)
     contiguous = solve(chain, platform, scope=Scope()).period
     anywhere = solve(chain, platform, scope=GENERAL, work_limit=20_000, time_limit=20).period
