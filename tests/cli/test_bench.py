@@ -14,6 +14,7 @@ from schedopt import Chain, Layer, Result, check
 from schedopt.bench.best_known_file import BestKnownFile
 from schedopt.bench.periodic import periodic_cases, sample
 from schedopt.cli.suites import shipped_chains
+from tests.budgets import nightly_but
 from tests.cli.commands import ROOT, printed, run, run_process, start
 from tests.sweeping.helpers import ThreadPool
 
@@ -67,6 +68,7 @@ def test_solvers_write_runs_tables_and_plans_and_go_on(chains: Path, tmp_path: P
     assert len(records(path)) == 6
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("threads")
 def test_a_quick_suite_of_our_chains_and_the_theorems(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
@@ -143,7 +145,7 @@ def test_an_interrupt_leaves_the_figures_of_periodic_as_they_were(tmp_path: Path
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before\n"]
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonl"])
+@pytest.mark.parametrize("ending", nightly_but("jsonl", ["json", "jsonl"]))
 def test_general_writes_each_run_and_goes_on(ending: str, chains: Path, tmp_path: Path) -> None:
     path = tmp_path / f"general.{ending}"
     arguments = ("bench", "general", "--only", "chains", "--chains", chains, "--workers", "1",

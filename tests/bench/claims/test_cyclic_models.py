@@ -183,6 +183,7 @@ def test_verdicts_on_accuracy(
     assert "cannot be resolved" in found.notes[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("accuracy")
 def test_a_short_training_is_better_than_guessing() -> None:
     found = compute("C10", seeds=2, rates=(0.1,), updates=12, longer=1)

@@ -114,7 +114,9 @@ def test_where_replicas_are_equal_stages_like_the_best_are_changed_first(
 
 
 @pytest.mark.usefixtures("nothing_left_out")
-@pytest.mark.parametrize(("seed", "gpus"), [(20, 8), (24, 4)])
+@pytest.mark.parametrize(
+    ("seed", "gpus"), [pytest.param(20, 8, marks=pytest.mark.nightly), (24, 4)]
+)
 def test_equal_replicas_are_searched_as_they_are_alone(seed: int, gpus: int) -> None:
     chain = sized(random_chain(10, seed).chain)
     problem = ask(chain, gpus, memory_at(chain, gpus, "tight"))
