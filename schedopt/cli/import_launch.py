@@ -16,7 +16,6 @@ from schedopt.cli.plans import say_over
 from schedopt.cli.platform_options import PlatformOptions
 from schedopt.engine import TITLES
 from schedopt.errors import InputError
-from schedopt.platform import Platform
 from schedopt.units import counted, format_bytes, format_duration, format_gap
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def import_launch_file(
 
         print_json(_document(found))
         return
-    _print(found, platform)
+    _print(found)
     typer.echo(f"Plan written to {output}")
     plan = found.result.plan
     assert plan is not None
@@ -149,7 +148,7 @@ def import_launch_file(
         typer.echo(f"Compare   {shlex.join(page)}")
 
 
-def _print(found: ImportedLaunch, platform: Platform) -> None:
+def _print(found: ImportedLaunch) -> None:
     launch, result, plan = found.launch, found.result, found.result.plan
     assert plan is not None
     count, step = plan.pattern.k, plan.pattern.period_total_ns

@@ -59,7 +59,7 @@ def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart
         numbering="shift",
         length_ns=shown,
         repeats_from_ns=min(repeat, shown),
-        gpus=_gpu_rows(plan, runs, shown, [load.share for load in report.loads]),
+        gpus=_gpu_rows(plan, runs, [load.share for load in report.loads]),
         memory=_memory_rows(report, [_tile(row, repeat, shown) for row in levels], report.memory),
         links=_link_rows(plan, runs, shown),
         spans=tuple(
@@ -86,7 +86,7 @@ def chart_simulation(simulation: Simulation, report: PlanReport | None = None) -
         numbering="micro-batch",
         length_ns=max(1, shown),
         repeats_from_ns=max(1, shown),
-        gpus=_gpu_rows(plan, runs, shown, shares),
+        gpus=_gpu_rows(plan, runs, shares),
         memory=_memory_rows(report, simulation.memory_profile, simulation.memory),
         links=_link_rows(plan, runs, max(1, shown)),
         spans=tuple(_phases(simulation)),
@@ -202,9 +202,7 @@ def _repeated(runs: Iterable[Run], timeline: Timeline, shown: int) -> Iterator[R
             yield item, number, max(0, begin), min(shown, finish), source, gpu
 
 
-def _gpu_rows(
-    plan: Plan, runs: Iterable[Run], shown: int, shares: list[Fraction]
-) -> tuple[Row, ...]:
+def _gpu_rows(plan: Plan, runs: Iterable[Run], shares: list[Fraction]) -> tuple[Row, ...]:
     boxes: dict[int, list[Box]] = defaultdict(list)
     for item, number, start, end, _, gpu in runs:
         if isinstance(item, Operation) and start < end:

@@ -91,7 +91,7 @@ def load_state(
         _check_model(path, stored, own.whole)
         wanted = {_MODEL + one.name: _room(one, one.tensor.dtype) for one in own.all}
         if optimizer is not None:
-            wanted |= _wanted_of_optimizer(path, stored, own, optimizer)
+            wanted |= _wanted_of_optimizer(path, stored, own)
     with agreement.together():
         try:
             load(
@@ -156,9 +156,7 @@ def _optimizer_state(own: Owned, optimizer: torch.optim.Optimizer) -> dict[str, 
     return found
 
 
-def _wanted_of_optimizer(
-    path: Path, stored: Metadata, own: Owned, optimizer: torch.optim.Optimizer
-) -> dict[str, Any]:
+def _wanted_of_optimizer(path: Path, stored: Metadata, own: Owned) -> dict[str, Any]:
     """Return room for what a checkpoint has of the optimizer's parameters."""
     names = stored.state_dict_metadata
     if _KIND not in names:

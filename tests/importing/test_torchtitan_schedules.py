@@ -51,7 +51,7 @@ def test_orders_are_those_of_torch(schedule: str, ranks: int, count: int) -> Non
 
     rows = rows_of(schedule, ranks, 2, count)
     if rows is None:
-        rows = engine_rows(ranks, 2, [*engine_order(ranks, 2, count)])
+        rows = engine_rows(ranks, [*engine_order(ranks, 2, count)])
     for rank in range(ranks):
         # What the class makes of its stages in __init__ needs a process group; the order does not.
         made = object.__new__(get_schedule_class(schedule))

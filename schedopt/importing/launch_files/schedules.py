@@ -157,7 +157,7 @@ def repeated(rows: Rows, times: int, count: int) -> Rows:
     )
 
 
-def engine_rows(ranks: int, chunks: int, turns: Sequence[Turn]) -> Rows:
+def engine_rows(ranks: int, turns: Sequence[Turn]) -> Rows:
     """Return turns of all ranks, one rank after the other, as rows."""
     rows: list[list[Turn]] = [[] for _ in range(ranks)]
     for turn in turns:

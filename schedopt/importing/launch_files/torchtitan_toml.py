@@ -113,7 +113,7 @@ def read_torchtitan(
     rows, homes = _rows(settings, path, ranks, len(stages), count)
     if passes > 1:
         turns = engine_order(ranks, len(stages) // ranks, count)
-        rows = rows or engine_rows(ranks, len(stages) // ranks, [*turns])
+        rows = rows or engine_rows(ranks, [*turns])
         rows = repeated(rows, passes, count)
     return Launch(
         engine="torchtitan",
@@ -322,7 +322,7 @@ def _read_rows(
     usual = homes == _in_turn(range(stages), ranks)
     chunks = stages // ranks
     if usual and (chunks == 1 or count % ranks == 0):
-        own = engine_rows(ranks, chunks, [*engine_order(ranks, chunks, count)])
+        own = engine_rows(ranks, [*engine_order(ranks, chunks, count)])
         return (None, None) if rows == own else (rows, None)
     return rows, homes
 

@@ -89,7 +89,7 @@ def paint(values: tables.Ints, first: int, end: int, value: int) -> None:
 
 
 @njit_kernel
-def shift_cut(step: Step, to: Choice, room: Room, s: int, far: int, earlier: bool) -> None:
+def shift_cut(to: Choice, room: Room, s: int, far: int, earlier: bool) -> None:
     """Let a stage take layers of the next one, or give it some."""
     stage, cut = room.stage, room.stage[s, END]
     if earlier:
@@ -122,7 +122,7 @@ def move(step: Step, to: Choice, room: Room, draw: Draw) -> None:
         if left >= SHIFT_CUT:
             until, far = s + below(draw, stages - 1 - s), 1
         for place in range(s, until + 1):
-            shift_cut(step, to, room, place, far, earlier)
+            shift_cut(to, room, place, far, earlier)
     elif left < REASSIGN:
         if draw.random() < 0.5:
             one, other = first, end

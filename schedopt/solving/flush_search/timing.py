@@ -169,7 +169,7 @@ def has_room(room: Room, p: int, s: int, kind: int, most: int) -> bool:
 
 
 @njit_inline
-def send(step: Step, room: Room, p: int, s: int, kind: int, i: int, end: int) -> None:
+def send(room: Room, p: int, s: int, kind: int, i: int, end: int) -> None:
     """Let what an operation makes come to a stage, and its GPU know, if that has nothing to do."""
     stage, gpu = room.stage, room.gpu
     q, trip = stage[s, GPU], stage[s if kind else s - 1, TRIP]
@@ -226,11 +226,11 @@ def simulate(step: Step, choice: Choice, room: Room, limit: int) -> int:
             if s + 1 == stages:
                 room.arrived[1, s, i] = now
             else:
-                send(step, room, p, s + 1, 0, i, now)
+                send(room, p, s + 1, 0, i, now)
         elif kind == BACKWARD:
             stage[s, LAST] = now
             if s:
-                send(step, room, p, s - 1, 1, i, now)
+                send(room, p, s - 1, 1, i, now)
     makespan = 0
     for p in range(t.gpus):
         gpu[p, NEXT] = 0

@@ -114,7 +114,7 @@ def backward_bytes(
 
 
 @njit_kernel
-def shared_bytes(layers: Layers, layer: int, replicas: int, shard: int) -> int:
+def shared_bytes(layers: Layers, layer: int, shard: int) -> int:
     """Return what of a layer is cut into parts."""
     if is_whole(shard):
         return int(layers.optimizer[layer] * (shard % WAITING))
@@ -168,7 +168,7 @@ def fill_tables(tables: Tables) -> None:
         for first in range(count):
             whole = shared = at_home = 0
             for end in range(first + 1, count + 1):
-                parts = shared_bytes(layers, end - 1, replicas, shard)
+                parts = shared_bytes(layers, end - 1, shard)
                 whole += layers.weight[end - 1] - parts
                 shared += parts
                 at_home += home_bytes(layers, end - 1, replicas, shard)
@@ -259,7 +259,7 @@ def one_fits(
     """
     whole = shared = at_home = 0
     for layer in range(first, end):
-        parts = shared_bytes(layers, layer, replicas, shard)
+        parts = shared_bytes(layers, layer, shard)
         whole += layers.weight[layer] - parts
         shared += parts
         at_home += home_bytes(layers, layer, replicas, shard)

@@ -67,7 +67,7 @@ def find_redone(
     end, alone = first + length, count == 1
     for place in range(length):
         layer = first + place
-        parts = shared_bytes(layers, layer, replicas, shard)
+        parts = shared_bytes(layers, layer, shard)
         left -= layers.weight[layer] - parts + home_bytes(layers, layer, replicas, shard)
         used[0, place] = forward_bytes(layers, first, end, layer, replicas, shard, alone, False)
         used[1, place] = backward_bytes(layers, first, end, layer, replicas, shard, alone, False)
