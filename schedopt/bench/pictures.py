@@ -8,7 +8,7 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.bench.records import Record
-from schedopt.drawing.looks import COLOURS
+from schedopt.drawing.styles import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.comparing.comparison import OURS, Row
 from schedopt.drawing.files import DARK
-from schedopt.drawing.looks import COLOURS
+from schedopt.drawing.styles import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.drawing.chart import Box, Chart, Row
 from schedopt.drawing.files import TIME_UNITS, pick_unit, save_figure
-from schedopt.drawing.looks import NAMES, colour, hatch
+from schedopt.drawing.styles import NAMES, colour, hatch
 from schedopt.units import format_bytes
 
 if TYPE_CHECKING:

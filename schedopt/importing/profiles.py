@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 from schedopt.chain import MOST_LAYERS, Chain, Layer
 from schedopt.errors import InputError, naming_file
-from schedopt.importing.kept import Operator, misplaced, saved_bytes
 from schedopt.importing.reading import Item, as_bytes
+from schedopt.importing.saved_activations import Operator, misplaced, saved_bytes
 from schedopt.importing.tables import Line, chosen, read_table, whole
 from schedopt.profile import Profile, Variant
 from schedopt.validation import as_whole

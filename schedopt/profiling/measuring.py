@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from schedopt.errors import InputError
 from schedopt.profiling.devices import Clock, median_ns, spread
-from schedopt.profiling.faking import without_memory
+from schedopt.profiling.fake_tensors import without_memory
 from schedopt.profiling.layer_sweeps import (
     Halves,
     Peaks,

@@ -125,7 +125,7 @@ class Estimator:
     def session(self) -> Iterator[None]:
         """Make models inside without their memory."""
         require_torch()
-        from schedopt.profiling.faking import without_memory
+        from schedopt.profiling.fake_tensors import without_memory
         from schedopt.profiling.layer_sweeps import training_mode
 
         with training_mode(), without_memory():

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from schedopt.errors import InputError
 from schedopt.profiling.devices import median_ns
-from schedopt.profiling.faking import is_fake
+from schedopt.profiling.fake_tensors import is_fake
 from schedopt.profiling.saved_tensors import storage_bytes, storage_key
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any, Final
 
 from schedopt.drawing.chart import LETTERS
-from schedopt.drawing.looks import COLOURS, NAMES, SENT, hatch
+from schedopt.drawing.styles import COLOURS, NAMES, SENT, hatch
 from schedopt.plan import Kind, Plan
 from schedopt.reporting.markup import embedded, escape
 from schedopt.transfer import Tensor

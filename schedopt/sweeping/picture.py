@@ -20,7 +20,7 @@ from schedopt.drawing.files import (
     set_title,
     style_axes,
 )
-from schedopt.drawing.looks import COLOURS
+from schedopt.drawing.styles import COLOURS
 from schedopt.sweeping.front import Row, compare_points
 from schedopt.sweeping.points import Point, Series, Sweep
 from schedopt.units import counted, format_bandwidth, printable

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from schedopt import Chain, InputError, Layer, Platform, Scope, solve
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation, save_picture
-from schedopt.drawing.looks import NAMES, colour, hatch
+from schedopt.drawing.styles import NAMES, colour, hatch
 from schedopt.plan import Kind
 from schedopt.simulation import simulate, usual_micro_batches
 from schedopt.transfer import TENSORS, Tensor

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from schedopt import InputError
 from schedopt.profiling import Estimator, Model, Profiler
-from schedopt.profiling.faking import without_memory
+from schedopt.profiling.fake_tensors import without_memory
 from schedopt.profiling.segmenting import find_cuts
 from schedopt.profiling.tracing import trace
 from tests.profiling.test_segmenting import differences, segments_of

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from schedopt import InputError
 from schedopt.profiling import Model
-from schedopt.profiling.faking import without_memory
+from schedopt.profiling.fake_tensors import without_memory
 from schedopt.profiling.hf import build_model
 from schedopt.profiling.pieces import Piece
 from schedopt.profiling.segmenting import find_cuts, make_segments

@@ -291,7 +291,7 @@ def _table(scores: Scores, rates: Sequence[float], words: str) -> Table:
 def _draw(scores: Scores, rates: Sequence[float]) -> Figure:
     from matplotlib.figure import Figure
 
-    from schedopt.drawing.looks import COLOURS
+    from schedopt.drawing.styles import COLOURS
 
     figure = Figure(figsize=(6.5, 3.8), layout="constrained")
     axes = figure.subplots()

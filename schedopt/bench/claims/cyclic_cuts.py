@@ -17,7 +17,7 @@ from schedopt.platform import Platform
 from schedopt.problem import Scope
 from schedopt.profiling import estimate
 from schedopt.profiling.factory import load_model
-from schedopt.profiling.faking import without_memory
+from schedopt.profiling.fake_tensors import without_memory
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.roofline import FlopClock
 from schedopt.profiling.tracing import WithLoss

@@ -17,7 +17,7 @@ from schedopt.account.profile import Level, profile_of
 from schedopt.bench.claims.result import Case, Computed, Picture, Step, Table, announced, table_of
 from schedopt.profiling.devices import make_clock
 from schedopt.profiling.factory import load_model
-from schedopt.profiling.faking import without_memory
+from schedopt.profiling.fake_tensors import without_memory
 from schedopt.profiling.model import Model
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.roofline import FlopClock
@@ -257,7 +257,7 @@ def _draw(curves: Mapping[str, Curve], workers: Sequence[int]) -> Figure:
 
 
 def _draw_model(axes: Axes, curve: Curve, workers: Sequence[int]) -> None:
-    from schedopt.drawing.looks import COLOURS
+    from schedopt.drawing.styles import COLOURS
 
     lines = [(1, "k", "-", "all at once")]
     lines += [

@@ -13,7 +13,7 @@ from schedopt.bench.published.mist_tables import NAMES, Mist, MistPlan
 from schedopt.bench.published.prediction import Predicted, Prediction, Unpredicted
 from schedopt.bench.published.steps import blocked_ns, in_flight, one_f_one_b_ns
 from schedopt.bench.published.tables import Tables
-from schedopt.importing.kept import stashed_bytes
+from schedopt.importing.saved_activations import stashed_bytes
 
 STATES: Final = 9
 """Over the bytes of a weight in half precision: gradient, copy and moments in single precision."""

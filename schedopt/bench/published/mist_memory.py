@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from schedopt.importing.kept import (
+from schedopt.importing.saved_activations import (
     Operator,
     begins_layer,
     kept_tensors,

@@ -10,8 +10,8 @@ import numpy as np
 
 from schedopt.bench.published.prediction import unknown
 from schedopt.bench.published.tables import Line
-from schedopt.importing.kept import IN_LAYER, misplaced
 from schedopt.importing.profiles import DID_NOT_RUN
+from schedopt.importing.saved_activations import IN_LAYER, misplaced
 
 MIB: Final = 2**20
 OPS: Final = (

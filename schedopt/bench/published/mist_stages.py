@@ -8,7 +8,7 @@ from typing import Any
 
 from schedopt.bench.published.tables import Line
 from schedopt.errors import InputError
-from schedopt.importing.kept import IN_LAYER, ORDER
+from schedopt.importing.saved_activations import IN_LAYER, ORDER
 from schedopt.validation import show
 
 NEEDED = ("layers", "mbs", "microbatches", "gpus")

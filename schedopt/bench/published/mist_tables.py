@@ -24,7 +24,7 @@ from schedopt.bench.published.mist_profiles import (
 from schedopt.bench.published.mist_stages import read_stages
 from schedopt.bench.published.tables import NODE, Line, Tables
 from schedopt.errors import InputError
-from schedopt.importing.kept import Operator
+from schedopt.importing.saved_activations import Operator
 
 NAMES: Final = tuple(
     f"mist/{name}" for name in ("ops", "p2p", "collectives", "plans", "measurements")

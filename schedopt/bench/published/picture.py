@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from schedopt.bench.pictures import DARK, PALE
 from schedopt.bench.records import Record
-from schedopt.drawing.looks import COLOURS
+from schedopt.drawing.styles import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

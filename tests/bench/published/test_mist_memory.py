@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt.bench.published.mist_memory import at_once_bytes, run_by_run_bytes
-from tests.importing.test_kept import ATTENTION, LAYER, REST
+from tests.importing.test_saved_activations import ATTENTION, LAYER, REST
 
 WHOLE = ATTENTION + REST
 UP_TO_CONTEXT = 4 + 4 + 12 + 64 + 32 + 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedopt.importing.kept import Operator, saved_bytes, stashed_bytes
+from schedopt.importing.saved_activations import Operator, saved_bytes, stashed_bytes
 
 HIDDEN = 4
 MADE = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from schedopt import InputError, Layer
 from schedopt.profiling import Model, estimate
-from schedopt.profiling.faking import is_fake, without_memory
+from schedopt.profiling.fake_tensors import is_fake, without_memory
 from schedopt.profiling.rates import Roofline
 from schedopt.profiling.roofline import FlopClock
 from tests.budgets import nightly_but
