@@ -288,7 +288,7 @@ class Chain(
         return self.layers[0].expert_parameter_bytes is not None
 
     def samples_of(self, microbatches: int) -> int:
-        """Return the samples of a step of so many micro-batches, which has all parts of each."""
+        """Return the samples of a step of `microbatches`, which has all parts of each."""
         return microbatches * self.samples // self.context
 
     def require_alone(self, *, needed_by: str) -> None:

@@ -38,7 +38,7 @@ def cuts_between(places: Sequence[int]) -> list[Cut]:
 
 
 def stages_in_order(cuts: Sequence[Cut], replicas: Sequence[int] | None = None) -> list[Stage]:
-    """Return a stage for each part, on so many GPUs, one by default; the first on GPU 0, and on."""
+    """Return a stage for each part, in order from GPU 0 on; each has one replica by default."""
     counts = replicas or [1] * len(cuts)
     ends = list(accumulate(counts))
     return [

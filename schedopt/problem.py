@@ -194,7 +194,7 @@ class Problem:
         return (count for count in known if allows_most(self.scope.tensor, count))
 
     def in_group(self, tensor: int) -> Chain:
-        """Return what the layers cost on each GPU of a tensor group of so many."""
+        """Return what the layers cost on each GPU of a tensor group of this degree."""
         return next((one.chain for one in self.variants if one.tensor == tensor), self.chain)
 
     @property

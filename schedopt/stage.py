@@ -214,7 +214,7 @@ def _check_pair(numbers: tuple[int, ...], field: str) -> None:
 
 
 def say_shared(shard: Shard, copies: int = 1) -> str:
-    """Return what replicas share, in so many groups, as a phrase.
+    """Return what replicas share, in `copies` groups, as a phrase.
 
     Examples
     --------

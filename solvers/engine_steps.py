@@ -76,7 +76,7 @@ class EngineSteps:
         self.searches: list[EngineSearch] = []
 
     def seed(self, most_s: float | None = None) -> None:
-        """Look for first good cuts on the grids of each engine, in so many seconds at most."""
+        """Look for first good cuts on the grids of each engine, for at most `most_s` seconds."""
         if len(set(self.problem.platform.gpus)) > 1:
             return
         clock = self._clock(SHARE * SHARE_OF_SEEDS, most_s)
@@ -97,7 +97,7 @@ class EngineSteps:
             self.searches.append(search)
 
     def improve(self, most_s: float | None = None) -> None:
-        """Look for better ones, in so many seconds at most.
+        """Look for better ones, for at most `most_s` seconds.
 
         Engines begin from the good cuts of each other, and the one with the shortest step goes on
         first.

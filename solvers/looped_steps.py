@@ -159,7 +159,7 @@ def _limit_ns(run: Run) -> float:
 
 
 def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
-    """Yield all loops that can be laid out in so many seconds."""
+    """Yield all loops that can be laid out within `seconds`."""
     platform, chain, scope = problem.platform, problem.chain, problem.scope
     count, gpus, body = scope.microbatches or 1, len(platform.gpus), len(chain.layers) - 1
     if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied or chain.expert > 1:

@@ -304,5 +304,5 @@ def unfold(problem: Problem, part: Iterable[Stage], turns: Iterable[Turn], fold:
 
 
 def is_folded(problem: Problem, turns: int, fold: int) -> bool:
-    """Whether so many turns of a part are those of a step that is laid out as a fold."""
+    """Whether a step whose parts have this many turns is laid out as a fold."""
     return problem.chain.together == 1 and turns * fold > MOST_WHOLE

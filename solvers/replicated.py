@@ -166,5 +166,5 @@ def _explain(search: ReplicatedDP, scope: Scope, period: int, run: Run) -> Infea
 
 
 def _fits(search: ReplicatedDP, extra: int, period: int, run: Run) -> bool:
-    """Whether some stages reach a period on GPUs with so many bytes more."""
+    """Whether some stages reach a period on GPUs with `extra` bytes more."""
     return search.with_extra_memory(extra).stages_at(period, run) is not None

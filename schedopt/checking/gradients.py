@@ -42,7 +42,7 @@ class History:
 
 
 def replay_gradients(timeline: Timeline, stage: int, replayed: int, checked: int) -> History:
-    """Replay gradients, updates and weights of so many micro-batches of a stage from a cold start.
+    """Replay gradients, updates and weights of `replayed` micro-batches from a cold start.
 
     Violations are reported for the first `checked` of them.
     """

@@ -59,7 +59,7 @@ def find_overlaps(timeline: Timeline) -> Iterator[Violation]:
 def find_overlaps_in_round(
     timeline: Timeline, place: str, uses: list[Use], every: int
 ) -> Iterator[Violation]:
-    """Yield two at a time of the uses of one resource, in a round of so many micro-batches."""
+    """Yield uses of one resource that overlap, in a round of `every` micro-batches."""
     round_ns = timeline.duration_of(every)
     moments = sorted(
         (use.start + timeline.duration_of(later), use.length, number, use.first + later)

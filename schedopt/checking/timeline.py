@@ -266,7 +266,7 @@ class Timeline:
         return sum(self._chunk_size(stage, part, chunk, self.chunks[stage]) for chunk in chunks)
 
     def _chunk_size(self, stage: int, part: str, chunk: int, chunks: int) -> int:
-        """Return the bytes that one of so many chunks of a stage has of a part of its weights."""
+        """Return the bytes of one chunk of a part of the weights of a stage, which has `chunks`."""
         common = chunks - self.experts[stage]
         if chunk < common:
             return _cut(self._total(stage, part), chunk, common)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_OF_A_KIND: Final = 20
-"""So many violations of one kind are reported; the others are counted."""
+"""The most violations of one kind that are reported; the others are counted."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from schedopt.checking.window import Window, open_window
 from schedopt.plan import Transfer
 
 MOST_REPLAYED: Final = 2_000_000
-"""So many micro-batches, times items, are replayed for one stage; longer plans are refused."""
+"""The most micro-batches, times items, replayed for one stage; longer plans are refused."""
 
 
 @dataclass(frozen=True)

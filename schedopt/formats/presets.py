@@ -108,7 +108,7 @@ def names_preset(text: str) -> bool:
 
 
 def make_preset(text: str) -> Platform:
-    """Return the platform that a preset names: so many nodes, of 8 GPUs where it does not say.
+    """Return the platform that a preset names: its nodes have 8 GPUs unless it says otherwise.
 
     Examples
     --------

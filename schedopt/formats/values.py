@@ -9,7 +9,7 @@ from typing import Final
 from schedopt.errors import InputError
 
 DEEPEST: Final = 100
-"""So many levels of lists and objects; a plan needs six."""
+"""The most levels of nested lists and objects; a plan needs six."""
 LONGEST_NUMBER: Final = 1000
 """Digits of a whole number; times and sizes have at most 16."""
 

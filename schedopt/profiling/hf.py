@@ -85,7 +85,7 @@ def build_model(
 
 
 def with_batch(model: Model, batch: int) -> Model:
-    """Return a model that `load_model` built, with a micro-batch of so many samples.
+    """Return a model that `load_model` built, with a micro-batch of `batch` samples.
 
     The module is the same one; the inputs are those of a model that is built with this batch.
     """

@@ -21,7 +21,7 @@ SMALL: Final = 2**10
 LARGE: Final = (2**24, 2**26)
 """Bytes of the messages whose difference is the bandwidth."""
 SHARED: Final = 1.5
-"""Both directions at once that take so many times as long as one share the link."""
+"""Two directions share a link if both at once take at least this many times as long as one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from schedopt.plan import Plan, Transfer
 
 _OTHERS: Final = -1
 _ROUNDS: Final = 8
-"""Where transfers make room for each other around the period, so often at most."""
+"""The most rounds in which transfers make room for each other around the period."""
 
 
 def delay_transfers(

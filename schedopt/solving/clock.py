@@ -72,7 +72,7 @@ class Clock:
             self._share = share
 
     def share_again(self, waited: float) -> float:
-        """Give the solver at work its share of what is left now that it has waited so many seconds.
+        """Give the solver at work its share of what is left now that it has `waited` seconds.
 
         The whole ends when it would have ended. Return by how much the turn ends later.
         """

@@ -46,7 +46,7 @@ def _allocations(problem: Problem) -> Iterator[Allocation]:
 
 
 def _choices(gpus: tuple[int, ...], count: int, problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Yield the GPUs of so many stages, the first of which are given.
+    """Yield the GPUs of `count` stages, the first of which are given.
 
     None that may as well lie on others that are like them.
     """

@@ -229,7 +229,7 @@ class Loop:
         return room
 
     def in_flight(self, deeper: float) -> int:
-        """Return so many times the micro-batches of which each rank can hold all; 0 if none."""
+        """Return `deeper` times the micro-batches that each rank can hold in full; 0 if none."""
         whole = [0] * self.ranks
         for number, kept in enumerate(self.kept):
             ranks = self.ranks_of(number)

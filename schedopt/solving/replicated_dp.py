@@ -82,7 +82,7 @@ class ReplicatedDP:
         return (len(self.costs.load) - 1) * self.machine.gpus * self.most <= MOST_ENTRIES
 
     def with_extra_memory(self, extra: int) -> ReplicatedDP:
-        """Return the same for GPUs with so many bytes more."""
+        """Return the same for GPUs with `extra` bytes more."""
         other = copy.copy(self)
         other.problem = self.problem.with_extra_memory(extra)
         other.machine = self.machine._replace(room=self.machine.room + extra)

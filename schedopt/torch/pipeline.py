@@ -324,7 +324,7 @@ class Pipeline:
         load_state(folder, self._owned, optimizer, self._agreement)
 
     def _load(self, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> Run:
-        """Take the inputs of a mini-batch; return what runs so many micro-batches."""
+        """Take the inputs of a mini-batch; return what runs its micro-batches."""
         count = self._agreement.count(lambda: self._batch.load(args, named), self._most)
         replicas = self.mesh[DATA].size()
         if count < replicas:

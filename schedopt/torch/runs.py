@@ -49,7 +49,7 @@ class Runs:
         self._made: dict[int, Run] = {}
 
     def of(self, count: int, loss: Callable[[Tensor, object], Tensor]) -> Run:
-        """Return the one for so many micro-batches."""
+        """Return the run of `count` micro-batches."""
         if count not in self._made:
             for other in list(self._made)[1:]:
                 # Each has buffers for all that it receives.

@@ -34,7 +34,7 @@ PIECES: Final = ("embedding", "qkv", "context", "post-attention-dropout", "post-
 PRECISION: Final = 500
 """A bound is the largest step that has no plan, less at most such a part."""
 FEW: Final = 16
-"""Up to so many GPUs a search has no longer than the limit."""
+"""The most GPUs for which a search has no longer than the limit."""
 PART_OF_SIZE: Final = 0.5
 """Of the time that is left, for each size of micro-batches; the rest is for the best of them."""
 _ADDED: Final = (
@@ -166,7 +166,7 @@ def shortest_step(
 
 
 def _search(problem: Problem, limit_s: float, effort: Effort, known: Plan | None) -> Plan | None:
-    """Return a plan that is found in so many CPU seconds, if its step is shorter than is known.
+    """Return a plan found within `limit_s` CPU seconds, if its step is shorter than the known one.
 
     The search ends as soon as it is proven to have no such step.
     """

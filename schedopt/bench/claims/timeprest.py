@@ -69,7 +69,7 @@ def config_of(stages: int, count: int, backward: int) -> SystemConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run from an empty pipeline as one step, with backwards as long as so many forwards."""
+    """A run from an empty pipeline as one step, with backwards as long as several forwards."""
 
     stages: int
     count: int

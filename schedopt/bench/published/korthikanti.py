@@ -124,7 +124,7 @@ def _work(line: Line) -> float:
 
 
 def _step_ns(line: Line, rate: float) -> float:
-    """Return the step of an even pipeline, with so many floating-point operations a ns."""
+    """Return the step of an even pipeline at a rate of floating-point operations a ns."""
     messages, update = _outside_ns(line)
     return float((_work(line) / rate + messages) * _rounds(line) + update)
 

@@ -27,7 +27,7 @@ STATES: Final = 16
 """Bytes for a weight in half precision: itself, gradient, moments and copy."""
 HALF: Final = 2
 ROUNDS: Final = 5
-"""After so many a step and what its passes take while GPUs wait less agree."""
+"""Rounds after which a step agrees with what its passes take while GPUs wait less."""
 PLAIN: Final = "1f1b"
 EVEN: Final = "base"
 MOVED: Final = "redis"

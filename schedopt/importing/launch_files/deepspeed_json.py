@@ -70,7 +70,7 @@ def read_deepspeed(
     ignored: Collection[str] = (),
     pipeline: Pipeline | None = None,
 ) -> Launch:
-    """Return what a configuration of DeepSpeed says of a step on so many GPUs.
+    """Return what a configuration of DeepSpeed says of a step on `gpus` GPUs.
 
     Parameters
     ----------

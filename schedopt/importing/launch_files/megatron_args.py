@@ -64,7 +64,7 @@ STRATEGIES: Final[Mapping[str, Shard]] = {
 def read_megatron(
     text: str, chain: Chain, gpus: int, path: Path, ignored: Collection[str] = ()
 ) -> Launch:
-    """Return what the arguments of Megatron-LM say of a step on so many GPUs.
+    """Return what the arguments of Megatron-LM say of a step on `gpus` GPUs.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def _replicas(settings: Settings, gpus: int, ranks: int, tensor: int, context: i
 
 
 def _shard(settings: Settings, ranks: int, count: int) -> Shard:
-    """Return what replicas share, of which each has so many micro-batches in a step."""
+    """Return what replicas share, each of which has `count` micro-batches in a step."""
     shared = settings.flag(SHARED)
     own = next((name for name in FSDP if settings.flag(name)), None)
     if own is None:

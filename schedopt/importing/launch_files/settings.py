@@ -15,7 +15,7 @@ from schedopt.validation import as_whole, show
 MOST: Final = 1 << 20
 """Of GPUs, layers and micro-batches that a file may name."""
 SHOWN: Final = 8
-"""Of settings that are not known, so many are named behind the first one."""
+"""The most unknown settings that are named behind the first one."""
 
 
 class Contradiction(tuple[Any, ...]):

@@ -33,7 +33,7 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
 _SET: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _USED: Final = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _NESTED: Final = 4
-"""Defaults that are variables with defaults, so many in each other."""
+"""How deep defaults that are variables with defaults may be nested."""
 _LONGEST: Final = 4096
 """Characters of a value: one that doubles again and again is not known."""
 _PRINTED: Final = re.compile(r"""^[ \t]*echo[ \t]+("[^"\n]*"|'[^'\n]*')[ \t]*$""", re.MULTILINE)

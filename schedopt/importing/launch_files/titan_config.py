@@ -40,7 +40,7 @@ _WHOLE: Final = ("Trainer.Config", "TrainerConfig", "JobConfig")
 _SECTIONS: Final = {"parallelism": "ParallelismConfig", "training": "TrainingConfig"}
 """Sections that are read."""
 _DEEPEST: Final = 32
-"""Functions that begin with what others return, so many on top of each other."""
+"""How deep functions that begin with what others return may be nested."""
 
 
 def read_configuration(text: str, name: str | None = None) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def read_torchtitan(
     config: str | None = None,
     arguments: str = "",
 ) -> Launch:
-    """Return what a configuration of torchtitan says of a step on so many GPUs.
+    """Return what a configuration of torchtitan says of a step on `gpus` GPUs.
 
     Parameters
     ----------

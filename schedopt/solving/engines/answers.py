@@ -29,7 +29,7 @@ CLOSE: Final = 1000
 QUICK_S: Final = 0.5
 """Steps that are laid out in less are laid out at once."""
 LEAST_MEASURED: Final = 2_000
-"""Steps of so many operations or more tell how long others take to be laid out."""
+"""The least operations of a step whose time tells how long others take to be laid out."""
 MOST_SPELLED_OUT: Final = 1_000_000
 """Of a step that is no fold: what has more operations and transfers is not laid out."""
 HOPE: Final = 500
@@ -55,7 +55,7 @@ class EngineAnswers:
         self.unseen: list[int] = []
         """What steps are not shorter than on grids, or of cuts, that are left out, ns."""
         self.pending: list[Waiting] = []
-        """Steps that fit as far as it is known and take long to be laid out: at least so many ns.
+        """Steps that fit as far as is known and take long to lay out, with lower bounds, ns.
 
         The number tells those apart that are as long.
         """
@@ -188,7 +188,7 @@ class EngineAnswers:
             most = None if most is None else most - 1
 
     def _wait_for_shorter(self, least: int, needed_s: float) -> None:
-        """Wait while a shorter step than one of so many ns may be laid out beside.
+        """Wait while a step of less than `least` ns may be laid out in another thread.
 
         Laying out that one, too, would take the time of the other, and most often be in vain. Twice
         the seconds that it needs are left, unless that one will be the first of all; and without a

@@ -85,11 +85,11 @@ class CutMixture:
         self._limits.append((counts, price))
 
     def know_path(self, path: CriticalPath, counts: Array) -> int:
-        """Return the number of a critical path, that has each kind so often."""
+        """Return the number of a critical path, with the counts of each kind in it."""
         return self._paths.number(path, counts)
 
     def add_path(self, path: CriticalPath, counts: Array) -> None:
-        """Let no mixture be shorter than a critical path, that has each kind so often."""
+        """Let no mixture be shorter than a critical path, with the counts of each kind in it."""
         self._use_path(self.know_path(path, counts))
 
     def begin(self, support: Support, allowed: Flags, bounds: Sequence[tuple[int, int]]) -> None:

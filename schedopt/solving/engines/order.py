@@ -66,7 +66,7 @@ class EngineOrder:
         return own
 
     def _of_rounds(self, rounds: int) -> EngineOrder:
-        """Return the order of a step with so many micro-batches for each rank, if it has more."""
+        """Return the order of a step of `rounds` micro-batches for each rank, if it has more."""
         count = rounds * self.ranks
         if self.count <= count:
             return self
@@ -74,7 +74,7 @@ class EngineOrder:
 
     @property
     def _short(self) -> list[list[Turn]]:
-        """The same of a step with so many micro-batches that what each rank holds comes again."""
+        """The same of a step that is just long enough for what each rank holds to repeat."""
         return self._of_rounds(ROUNDS).turns
 
     @cached_property

@@ -90,7 +90,7 @@ def _splits(chunks: int, most: int) -> Array:
 
 
 def _with_one_more(rows: Array, most: int) -> Array:
-    """Return all ways to give some layers to the next stage, up to so many in all."""
+    """Return all ways to give layers to the next stage, up to `most` in all."""
     free = most - rows.sum(axis=1) + 1
     first = np.repeat(np.cumsum(free) - free, free)
     own = np.arange(free.sum()) - first
@@ -246,7 +246,7 @@ class _Table:
         return tuple(self.cuts.places[place] for place in begins)
 
     def _splits(self, rank: int, most: int) -> Array | None:
-        """Return splits of up to so many layers, all that may fit; None: there are too many.
+        """Return all splits of up to `most` layers that may fit; None if there are too many.
 
         Where there are many, stage by stage those are left out whose first stages hold too much.
         """

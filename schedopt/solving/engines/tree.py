@@ -199,7 +199,7 @@ class EngineTree:
         return self._begins(whole.tolist())
 
     def _begins(self, whole: Sequence[int]) -> FirstLayers:
-        """Return the cut of which stages have so many of the places between first and last one."""
+        """Return the cut whose stages have these numbers of the places between first and last."""
         behind = [*accumulate(whole[:-1], initial=1)][1:]
         return tuple(self.cuts.places[place] for place in (0, *behind))
 

@@ -29,7 +29,7 @@ from schedopt.solving.run import Run
 DEEPER: Final = (0, 1, 2, 1 << 20)
 """Micro-batches in flight, over what 1F1B* needs, that are tried where memory holds them."""
 MOST_STEPS: Final = 12
-"""After so many steps at most all stages begin on the replica on which they began at first.
+"""The most steps after which all stages begin again on the replica that was the first.
 
 A plan is looked at until then.
 """

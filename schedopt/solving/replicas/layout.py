@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OPERATION_S: Final = 8.5e-5
 """What a forward or backward takes in laying a step out and checking it, about, seconds."""
 LEAST_MEASURED: Final = 200
-"""Steps of so many operations or more tell how long others take to be laid out."""
+"""The least operations of a step whose time tells how long others take to be laid out."""
 CHUNK: Final = 2
 """How many operations a chunk that goes round a ring takes as long as, about."""
 MOST_WHOLE: Final = 1000
@@ -47,12 +47,12 @@ class LayoutTime:
         self._least_measured = least_measured
 
     def needed_s(self, operations: int) -> float:
-        """Return how long a step of so many operations takes, about, seconds."""
+        """Return about how long it takes to lay out a step with this many operations, seconds."""
         return self._operation_s * operations
 
     @contextmanager
     def measure(self, operations: int) -> Iterator[None]:
-        """Measure what one takes of so many operations, in this thread; few do not tell."""
+        """Measure how long that takes in this thread; a step of few operations does not count."""
         began = time.thread_time()
         yield
         if operations >= self._least_measured:

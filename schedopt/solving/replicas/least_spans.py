@@ -88,7 +88,7 @@ def next_span(span: int, work: int, recompute: int, modulus: int) -> int:
 
 
 def name_of_choice(first: int, end: int, replicas: int, in_flight: int) -> int:
-    """Return a number that only one stage has with so many replicas and micro-batches in flight."""
+    """Return a number that no other stage, number of replicas or number in flight has."""
     return ((first * MOST_LAYERS + end) * MOST_GPUS + replicas) << 24 | min(in_flight, MOST_NAMED)
 
 

@@ -109,7 +109,7 @@ class StepSearch:
         self._told_ns = NEVER
 
     def _uniform_part(self, count: int) -> Descent:
-        """Return a descent among stages that all have so many replicas.
+        """Return a descent among stages that all have `count` replicas.
 
         With so few choices it ends elsewhere, now and then at a shorter step. It knows what a
         search for such stages alone would know by then, and no more, so that it goes the same way.
@@ -158,7 +158,7 @@ class StepSearch:
             self.candidates.keep(found)
 
     def _candidates_of(self, counts: Iterable[int]) -> Candidates:
-        """Return the candidates for stages with so many replicas: all, if numbers differ."""
+        """Return the candidates for stages with these numbers of replicas: all, if they differ."""
         known = {*counts}
         part = self.alike.get(known.pop()) if len(known) == 1 else None
         return self.candidates if part is None else part.candidates
