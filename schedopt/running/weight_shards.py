@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from schedopt.running.stand_in import stand_in
 from schedopt.running.weight_row import Chunk, Slice, WeightRow
 from schedopt.running.weight_versions import Weights
 from schedopt.stage import Shard
 
-OptimizerFactory = Callable[[Sequence[nn.Parameter]], Optimizer]
+if TYPE_CHECKING:
+    from schedopt.profiling.model import OptimizerFactory
 
 
 def make_weights(
