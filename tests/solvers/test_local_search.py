@@ -30,6 +30,7 @@ from schedopt.solving.local_search.penalty import peak_of
 from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
 from schedopt.solving.local_search.state import (
     LONGEST,
+    MICRO_BATCHES,
     NEED,
     PERIOD,
     SPACE,
@@ -304,6 +305,32 @@ def test_starts_and_what_was_found_take_turns(monkeypatch: pytest.MonkeyPatch) -
     assert [plan.steps for plan in plans[:7]] == [800, 400, 800, 400, 800, 400, 800]
     assert [plan.drop for plan in plans[:7:2]] == [*params.drops]
     assert asked[:4] == [0, 2, 4, 6]
+
+
+def test_patterns_longer_than_the_best_are_searched_for_a_quarter_of_the_placements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Three stages with room for two activations: thinned 1F1B, of two micro-batches, is best.
+    layers, scope = (replace(UNIT, weight_bytes=0),) * 3, replace(GENERAL, max_k=2)
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(3, 2), scope=scope)
+    run, params = Run(problem, work_limit=40_000), LocalSearchParams(placements=4000, shortest=900)
+    run.begin("general")
+    run.report(plan_of([Stage(layers=(n, n), gpus=(n,)) for n in range(3)], problem))
+    lengths: list[tuple[int, int, int]] = []
+
+    def note(tables: Tables, work: Workspace, draw: Any, plan: Schedule, stop: Any) -> int:
+        best, k = run.best(), int(work.state.counts[MICRO_BATCHES])
+        assert best is not None
+        from_start = plan.steps * (2 if plan.hot == params.warm else 1)
+        lengths.append((best.pattern.k, k, from_start))
+        return anneal(tables, work, draw, plan, stop)
+
+    monkeypatch.setattr(search_module, "anneal", note)
+    monkeypatch.setattr(search_module, "LONGER", 0.5)
+    for found in LocalSearch(problem, run, 1, params).rounds(lambda number: None):
+        run.report(found)
+    # The last two share what is left.
+    assert {*lengths[:-2]} - {(1, 1, 4000)} == {(1, 2, 1000), (2, 1, 4000), (2, 2, 4000)}
 
 
 @pytest.mark.parametrize("known", [0, 1, 2])

@@ -70,7 +70,8 @@ class LocalSearchParams:
     placements_times_layers : int
         At most: those of long chains take longer.
     shortest : int
-        Placements of the first annealing where layers may be recomputed.
+        Placements of the first annealing where layers may be recomputed, and of one for longer
+        periods than the best has, if others have as many.
     part : int
         A later one has this part there, as 1 / `part`, of all that were looked at before. So
         annealings are short where there is little time, and it need not be known how much there
@@ -254,7 +255,8 @@ class LocalSearch:
                     choice = np.random.default_rng([self.run.seed, number, 1])
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
                     parent = self.elites.draw(choice) if warm else None
-                    plan = self.params.schedule(hot + turn, steps, self._low(k), warm=warm)
+                    length = self._length(steps, k)
+                    plan = self.params.schedule(hot + turn, length, self._low(k), warm=warm)
                     begin = parent or (news.pop() if is_new and news else starts(number))
                     self._prepare(worker, begin, plan, k, known)
                     draw = np.random.default_rng([self.run.seed, number])
@@ -316,6 +318,18 @@ class LocalSearch:
         if limit is None:
             return steps
         return min(steps, (limit - self.placements) // len(self.workers))
+
+    def _length(self, steps: int, k: int) -> int:
+        """Return how many placements an annealing has, where one with k = 1 has `steps`.
+
+        Of k micro-batches a placement takes k^2 times as long at least: each of k times as many
+        operations is held against k times as many. So until such a period is the best, an annealing
+        for it that is not short anyway takes no longer than the others, which wait for it.
+        """
+        best = self.run.best()
+        if best is not None and best.pattern.k == k:
+            return steps
+        return max(min(steps, self.params.shortest), steps // k**2)
 
     def _open_for(self) -> list[int]:
         """Return with how many micro-batches in a period there may be something to find.
