@@ -175,7 +175,9 @@ def test_searches_of_uniform_stages() -> None:
             assert found[0] >= pipeline
 
 
-@pytest.mark.parametrize(("seed", "gpus"), [(20, 8), (24, 4)])
+@pytest.mark.parametrize(
+    ("seed", "gpus"), [pytest.param(20, 8, marks=pytest.mark.nightly), (24, 4)]
+)
 def test_no_search_of_uniform_stages_is_shorter_than_ours(seed: int, gpus: int) -> None:
     chain = sized(random_chain(10, seed).chain)
     problem = ask(chain, gpus, memory_at(chain, gpus, "tight"))

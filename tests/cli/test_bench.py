@@ -91,6 +91,7 @@ def test_without_the_folder_of_measured_chains_there_is_a_word(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
 def test_a_suite_that_is_killed_goes_on(chains: Path, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"

@@ -151,7 +151,7 @@ def test_a_decision_is_yes_exactly_from_the_least_period_on(
     assert (decided.status == "infeasible") == (decided.plan is None)
 
 
-@trials(60)
+@trials(60, by_day=3)
 @given(short_chains(), TIGHT, st.integers(1, 2), st.booleans(), st.booleans())
 def test_few_in_flight_resolved_exclude_nothing_possible_and_find_nothing_impossible(
     chain: Chain, platform: Platform, k: int, split: bool, recompute: bool

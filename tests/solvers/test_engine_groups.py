@@ -185,7 +185,7 @@ def test_as_folds_steps_of_groups_are_no_longer(copies: int) -> None:
     assert fold.pattern.period <= whole.pattern.period
 
 
-@trials(150, by_day=3)
+@trials(150, by_day=2)
 @given(steps_of_groups())
 def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
     plans = [*every_plan(problem)]
@@ -193,7 +193,7 @@ def test_equal_to_trying_all_groups_of_replicas(problem: Problem) -> None:
     compare_with_bounds(problem, plans)
 
 
-@trials(100)
+@trials(100, by_day=3)
 @given(steps_of_groups())
 def test_no_engine_with_groups_is_ahead_of_steps_of_any_kind(problem: Problem) -> None:
     compare_with_steps_of_any_kind(problem)

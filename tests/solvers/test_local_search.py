@@ -102,7 +102,7 @@ def test_transfers_of_one_hop_keep_apart(case: tuple[Chain, Platform], seed: int
     st.integers(1, LONGEST),
     st.integers(0, 99),
 )
-@trials(120)
+@trials(120, by_day=3)
 def test_memory_is_what_the_account_says(
     chain: Chain, platform: Platform, split: bool, k: int, seed: int
 ) -> None:

@@ -158,7 +158,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@trials(80)
+@trials(80, by_day=3)
 @given(st.data())
 def test_equal_to_all_orders(case: str, data: st.DataObject) -> None:
     """Hold the solver against the search, and the search against the check of plans."""

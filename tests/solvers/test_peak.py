@@ -64,7 +64,7 @@ def least(chain: Chain, platform: Platform, scope: Scope) -> Fraction | None:
     ],
     ids=str,
 )
-@trials(150)
+@trials(150, by_day=4)
 @given(data=st.data(), platform=TIGHT, k=st.integers(1, 2))
 def test_equal_to_all_orders_of_all_allocations(
     scope: Scope, longest: int, data: st.DataObject, platform: Platform, k: int

@@ -182,7 +182,7 @@ def solve_steps(profile: Profile, *, recompute: bool = False, memory: int = 10**
     )
 
 
-@trials(60)
+@trials(60, by_day=3)
 @given(
     transformers(most=3),
     st.sampled_from(["megatron", "torchtitan", "deepspeed"]),

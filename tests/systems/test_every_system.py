@@ -142,7 +142,9 @@ def _with_memory(platform: Platform, needed: list[int]) -> Platform:
 
 
 @every_system
-@pytest.mark.parametrize(("gpus", "duplex"), [(2, "half"), (4, "full")])
+@pytest.mark.parametrize(
+    ("gpus", "duplex"), [pytest.param(2, "half", marks=pytest.mark.nightly), (4, "full")]
+)
 def test_every_transfer_is_needed(system: System, gpus: int, duplex: Duplex) -> None:
     plan = system.plan(_uneven(gpus, duplex))
     assert check(plan) == ()
