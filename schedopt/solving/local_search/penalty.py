@@ -85,11 +85,11 @@ def _busy(s: State, row: int) -> int:
 @njit_inline
 def _span(s: State, row: int) -> int:
     """Return how long micro-batches of a period stay in a stage that is placed, all in all."""
-    span = 0
-    for micro_batch in range(s.counts[MICRO_BATCHES]):
-        at = PLACES * micro_batch
-        span += s.row[row, at + AT_BACKWARD] + s.row[row, T_BACKWARD] - s.row[row, at + AT_FORWARD]
-    return span
+    back, k = s.row[row, T_BACKWARD], s.counts[MICRO_BATCHES]
+    span = s.row[row, AT_BACKWARD] + back - s.row[row, AT_FORWARD]
+    if k == 2:
+        span += s.row[row, AT_BACKWARD + PLACES] + back - s.row[row, AT_FORWARD + PLACES]
+    return int(span)
 
 
 @njit_kernel

@@ -323,7 +323,9 @@ def place_row(t: Tables, s: State, row: int) -> None:
     forward_turn = 0 if order % 2 or row == 0 else 1
     # Each stands here once: what is inlined is compiled each time.
     for turn in range(2 * k):
-        micro_batch = (turn // 2 + order // 2) % k
+        micro_batch = turn // 2 + order // 2
+        if micro_batch >= k:
+            micro_batch -= k
         if turn % 2 == forward_turn:
             overlap += _place_forward(t, s, row, micro_batch)
         else:
