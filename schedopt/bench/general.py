@@ -39,7 +39,7 @@ TIGHT: Final = Decimal("1.05")
 LEVELS: Final = ("tight", "medium", "loose")
 """Of memory: see `memory_at`."""
 GENERAL: Final = Scope(allocation="general", max_k=2)
-"""The plans that `schedopt solve` searches by default."""
+"""The plans that `schedopt solve` searches by default, but with memory read as a sum."""
 PARTS: Final = {
     "chains": ("chains",),
     "theorems": ("theorems", "random"),
@@ -61,7 +61,7 @@ def chain_case(chain: Chain, gpus: int, level: str, *, recompute: bool) -> Case:
     halves.
     """
     split_backward = recompute and chain.has_halves
-    scope = replace(GENERAL, recompute=recompute, split_backward=split_backward)
+    scope = Scope.usual(recompute=recompute, split_backward=split_backward)
     key = {**chain_key(chain), "gpus": gpus, "level": level, "recompute": recompute}
     return Case("chains", key, lambda effort, _: search(chain, gpus, level, scope, effort))
 
@@ -91,7 +91,7 @@ def short_case(layers: int, gpus: int, seed: int) -> Case:
 
     def measure(effort: Effort, _: Proceed) -> dict[str, Any]:
         chain = random_chain(layers, seed).chain
-        figures = search(chain, gpus, "tight", GENERAL, effort, solver="general_cpsat")
+        figures = search(chain, gpus, "tight", Scope.usual(), effort, solver="general_cpsat")
         return {**figures, "goal_s": 15.0}
 
     return Case("random", {"layers": layers, "gpus": gpus, "seed": seed}, measure)
@@ -124,7 +124,7 @@ def _count_placements(plan: Plan, effort: Effort, work: int) -> int:
     """Search from a plan on, and return how many placements were looked at."""
     from schedopt.solving.local_search.search import LocalSearch
 
-    problem = Problem(chain=plan.chain, platform=plan.platform, scope=replace(GENERAL, max_k=1))
+    problem = Problem(chain=plan.chain, platform=plan.platform, scope=Scope.usual(max_k=1))
     run = Run(problem, **(effort.options | {"workers": 1}), work_limit=work)
     run.begin("general")
     run.report(plan)
@@ -154,7 +154,7 @@ def large_case(
 
     def measure(effort: Effort, _: Proceed) -> dict[str, Any]:
         goals = {"goal_gap": goal_gap, "goal_shorter": goal_shorter}
-        return search(chain, gpus, level, GENERAL, effort) | goals
+        return search(chain, gpus, level, Scope.usual(), effort) | goals
 
     return Case("large", {"chain": chain.name, "gpus": gpus, "level": level}, measure)
 
@@ -176,6 +176,7 @@ def search(
     figures: dict[str, Any] = {
         "layers": len(chain.layers),
         "memory_bytes": platform.gpus[0].memory_bytes,
+        "reading": scope.memory,
         "contiguous_exact": exact(_solve_contiguous(chain, platform).period),
         "status": "",
         "period_exact": None,

@@ -12,15 +12,21 @@ from schedopt.bench.suite import Records, Suite, Table, label
 from schedopt.bench.tables import Row, mean_ratio, number, show, summarize
 
 GOALS: Final = {
-    (False, "tight"): (0.84, 0.06),
-    (False, "medium"): (0.86, 0.06),
-    (False, "loose"): (0.975, 0.06),
-    (True, "tight"): (0.40, 0.20),
-    (True, "medium"): (0.76, 0.05),
-    (True, "loose"): (0.975, None),
+    ("peak", False, "tight"): (0.76, 0.10),
+    ("peak", False, "medium"): (0.84, 0.06),
+    ("peak", False, "loose"): (0.975, 0.06),
+    ("peak", True, "tight"): (0.34, 0.25),
+    ("peak", True, "medium"): (0.76, 0.04),
+    ("peak", True, "loose"): (0.975, None),
+    ("sum", False, "tight"): (0.84, 0.06),
+    ("sum", False, "medium"): (0.86, 0.06),
+    ("sum", False, "loose"): (0.975, 0.06),
+    ("sum", True, "tight"): (0.40, 0.20),
+    ("sum", True, "medium"): (0.76, 0.05),
+    ("sum", True, "loose"): (0.975, None),
 }
-"""By recompute and memory: for the mean period over that of the contiguous plan, and for the gap
-of the mean period to the mean bound."""
+"""By reading of memory, recompute and level: for the mean period over that of the contiguous plan,
+and for the gap of the mean period to the mean bound."""
 FREEDOM: Final = {False: "placement", True: "placement, recompute, split backward"}
 KEYS: Final = {
     "theorems": ("instance", "allocation"),
@@ -47,6 +53,8 @@ def compared(family: str, records: Records) -> list[dict[str, Any]]:
             "shorter": (ratio_of(record) or 1) < 1,
             "goal_shorter": record.get("goal_shorter") or None,
             "freedom": FREEDOM[record.get("recompute", False)],
+            # Records from before the true peak was the default do not say it.
+            "reading": record.get("reading", "sum"),
             "excess": number(gap_of(record)) + 1,
             "number": number(ratio_of(record)),
             "proven": record.proven,
@@ -57,7 +65,7 @@ def compared(family: str, records: Records) -> list[dict[str, Any]]:
 
 
 def means(records: Records) -> list[dict[str, Any]]:
-    """Return what the measured chains say together, a row for each freedom and memory level.
+    """Return what the measured chains say together, by freedom, reading and level of memory.
 
     Each has the numbers of runs, plans and proven optima, the geometric mean of the ratios, the
     best of them, the gap of the mean period to the mean bound, and *least*: the mean of bounds
@@ -65,7 +73,7 @@ def means(records: Records) -> list[dict[str, Any]]:
     """
     groups = summarize(
         compared("chains", records),
-        "recompute level freedom",
+        "reading recompute level freedom",
         runs=("number", "size"),
         plans=("number", "count"),
         proven=("optimal", "sum"),
@@ -75,13 +83,17 @@ def means(records: Records) -> list[dict[str, Any]]:
         excess=("excess", mean_ratio),
     )
     for group in groups:
-        group["goal_ratio"], group["goal_gap"] = GOALS[group["recompute"], group["level"]]
+        group["goal_ratio"], group["goal_gap"] = GOALS[_key(group)]
         whole = group["gaps"] == group["plans"] > 0
         group["gap"] = group["excess"] - 1 if whole else None
         group["least"] = group["ratio"] / group["excess"] if whole else None
         group["name"] = f"chains, {group['freedom']}, {group['level']} memory"
     order = [*GOALS]
-    return sorted(groups, key=lambda group: order.index((group["recompute"], group["level"])))
+    return sorted(groups, key=lambda group: order.index(_key(group)))
+
+
+def _key(group: Row) -> tuple[str, bool, str]:
+    return group["reading"], group["recompute"], group["level"]
 
 
 def misses(records: Records) -> Iterator[str]:
@@ -176,13 +188,13 @@ TABLES: Final[Sequence[Table]] = (
     Table(
         "Measured chains",
         "Geometric means over the chains on 4 and 8 GPUs, k up to 2; then each run.",
-        "freedom level runs plans proven ratio goal_ratio least best gap goal_gap",
+        "freedom reading level runs plans proven ratio goal_ratio least best gap goal_gap",
         means,
     ),
     Table(
         "",
         "",
-        f"chain gpus level memory_bytes freedom {COMPARED} gap status solver seconds",
+        f"chain gpus reading level memory_bytes freedom {COMPARED} gap status solver seconds",
         lambda records: compared("chains", records),
     ),
     Table(

@@ -68,9 +68,9 @@ def test_each_part_measures_its_families() -> None:
 @pytest.mark.parametrize(
     ("chain", "recompute", "scope"),
     [
-        (FOUR, False, Scope(allocation="general", max_k=2)),
-        (FOUR, True, Scope(allocation="general", max_k=2, recompute=True, split_backward=True)),
-        (EQUAL, True, Scope(allocation="general", max_k=2, recompute=True)),
+        (FOUR, False, Scope.usual()),
+        (FOUR, True, Scope.usual(recompute=True, split_backward=True)),
+        (EQUAL, True, Scope.usual(recompute=True)),
     ],
 )
 def test_only_backwards_that_have_halves_are_split(
@@ -183,6 +183,8 @@ PLACE, ANY = "chains, placement, ", "theorems, instance i, allocation general: "
         ([chain_row("tight", 680, 680)],
          [f"{PLACE}tight memory: ratio 0.850, goal 0.84 (no plans have less than 0.850)"]),
         ([chain_row("tight", 680, 665)], [f"{PLACE}tight memory: ratio 0.850, goal 0.84"]),
+        ([chain_row("tight", 640, 600, reading="peak")],
+         [f"{PLACE}tight memory: ratio 0.800, goal 0.76"]),
         ([chain_row("loose", 752, 706)], [f"{PLACE}loose memory: gap 6.5 %, goal 6.0 %"]),
         ([chain_row("loose", 752, 0), chain_row("loose", None, 1)],
          [f"{PLACE}loose memory: 1 of 2 with a plan",
@@ -209,8 +211,8 @@ def test_every_family_has_a_table_and_the_command_sums_them_up(records: list[Rec
         SUITE,
         records,
         "workers 1, time limit 20 s a run, seed 0",
-        "| placement | tight | 1 | 1 |",
-        "| four | 2 | tight |",
+        "| placement | peak | tight | 1 | 1 |",
+        "| four | 2 | peak | tight |",
         "| section-6-1 | 2 | general | 2.000 ms | 2.000 ms | optimal |",
         "## Short random chains",
         "| 4 | 2 | 1 | 1 |",
