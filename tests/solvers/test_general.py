@@ -366,9 +366,9 @@ def test_the_bound_beside_holds_for_all_that_is_asked() -> None:
     run = Run(problem, time_limit=20, workers=1)
     run.begin("general")
     general.solve(replace(problem, scope=one), run)
-    # It ends with the proof for one; by then that for two may have come as far, or not.
-    assert run.period() == 12
-    assert 11 < (run.bound(two) or 0) <= 12
+    # It ends with the proof for one; by then that for two may have come as far, or not even begun.
+    assert run.period() == run.bound(one) == 12
+    assert 11 < (run.bound(two) or 12) <= 12
 
 
 def test_what_holds_for_short_patterns_is_proven_beside_what_holds_for_longer_ones() -> None:

@@ -273,7 +273,7 @@ def test_what_is_compiled_makes_no_array() -> None:
 
 
 def test_annealings_with_recompute_are_longer_the_more_was_looked_at() -> None:
-    chain, platform = Chain(layers=(UNIT,) * 9), Platform(2, 10**6)
+    chain, platform = Chain(layers=(UNIT,) * 20), Platform(2, 10**6)
     lengths: dict[bool, list[int]] = {}
     for recompute in (False, True):
         scope = replace(GENERAL, recompute=recompute)

@@ -17,12 +17,13 @@ from statistics import geometric_mean
 
 import pytest
 
-from schedopt import Chain, Platform, Problem, Scope
+from schedopt import Chain, Platform, Problem, Scope, solve
 from schedopt.bounds import load_bound, lower_bounds
 from schedopt.result import best_bound
 from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.run import Run
+from tests.layers import layer
 
 ROOT = Path(__file__).parents[2]
 PLACEMENTS = 30_000
@@ -132,3 +133,34 @@ def test_with_recompute_the_search_is_close_to_what_is_proven() -> None:
     found = ratios(bounded)
     assert len(found) == len(bounded)
     assert geometric_mean(found) <= 1.27
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "memory", "bandwidth"),
+    [
+        ([(9, 5, 7, 0, 5), (9, 0, 4, 3, 4), (3, 7, 9, 3, 1), (9, 9, 6, 5, 1)], 3, 17, None),
+        ([(1, 2, 4, 1, 4), (1, 3, 2, 2, 2), (7, 4, 4, 1, 4), (6, 3, 6, 4, 6)], 2, 15, 10**9),
+    ],
+)
+def test_of_few_layers_no_plan_of_the_sum_is_missed_for_the_peak(
+    layers: list[tuple[int, ...]], gpus: int, memory: int, bandwidth: int | None
+) -> None:
+    chain = Chain(
+        layers=tuple(layer(*each, weight=weight, sent=sent) for *each, weight, sent in layers)
+    )
+    platform = Platform(gpus, memory, bandwidth=bandwidth)
+    recompute = bandwidth is not None
+    in_sum, in_peak = (
+        solve(
+            chain,
+            platform,
+            scope=Scope(allocation="general", recompute=recompute, memory=reading),
+            solver="general",
+            work_limit=10_000,
+            workers=1,
+        ).period
+        for reading in ("sum", "peak")
+    )
+    assert in_sum is not None
+    assert in_peak is not None
+    assert in_peak <= in_sum

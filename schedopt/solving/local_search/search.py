@@ -69,6 +69,9 @@ class LocalSearchParams:
         Of one annealing at most, which then takes a fraction of a second.
     placements_times_layers : int
         At most: those of long chains take longer.
+    placements_of_few : int
+        At most, times the layers to the third: few layers have few allocations, and another start,
+        or the other reading of memory, finds what one long annealing misses.
     shortest : int
         Placements of the first annealing where layers may be recomputed, and of one for longer
         periods than the best has, if others have as many.
@@ -86,6 +89,7 @@ class LocalSearchParams:
 
     placements: int = 400_000
     placements_times_layers: int = 100_000_000
+    placements_of_few: int = 50
     shortest: int = 8_000
     part: int = 16
     drops: tuple[float, ...] = (0.02, 0.005, 0.05, 0.001)
@@ -94,7 +98,8 @@ class LocalSearchParams:
     cold: float = 0.0005
 
     def __post_init__(self) -> None:
-        counts = (self.placements, self.placements_times_layers, self.shortest, self.part)
+        most = (self.placements, self.placements_times_layers, self.placements_of_few)
+        counts = (*most, self.shortest, self.part)
         if min(counts) < 1 or not self.drops:
             raise InputError("no work", field="placements", way_out="Give at least 1, and a drop")
         if not 0 < self.cold <= self.warm <= self.hot:
@@ -309,7 +314,9 @@ class LocalSearch:
     def _steps(self, *, longest: bool, warm: bool = False) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
         limit, params = self.run.work_limit, self.params
-        steps = min(params.placements, params.placements_times_layers // self.tables.layers)
+        layers = self.tables.layers
+        most = params.placements_times_layers // layers, params.placements_of_few * layers**3
+        steps = min(params.placements, *most)
         if self.tables.recompute and not longest:
             looked_at = self.placements - self._improving
             steps = min(steps, max(params.shortest, looked_at // params.part))
