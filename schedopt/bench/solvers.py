@@ -68,7 +68,7 @@ def find_method(name: str) -> Method:
     """Return the method with a name.
 
     Solvers for any allocation, and those of patterns of several micro-batches, are asked for the
-    plans of `GENERAL`, as `schedopt solve` is; all others for contiguous plans with k = 1.
+    plans of `GENERAL`; all others for contiguous plans with k = 1.
     """
     if name == WHOLE:
         return Method(name, None, GENERAL)

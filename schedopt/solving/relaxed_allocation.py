@@ -71,7 +71,7 @@ class RelaxedAllocation:
         """Return the layers, those first that fill the most of a GPU, of its time or its memory.
 
         GPUs are told apart by layers that hardly go together, which leaves little to choose. With
-        the order of the chain CP-SAT took up to a hundred times as long to refute a period.
+        the order of the chain CP-SAT took tens of times as long to refute a period.
         """
         scaled, held = self.forced.scaled, self.forced.scaled.resident(self.forced.spans)
         time = scaled.work / max(1, scaled.limit)
