@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Plan
+from schedopt import Chain, Layer, Pattern, Plan, Platform, Rule, Stage
 from schedopt.checking import check
+from schedopt.checking.engine import find_inexpressible
 from schedopt.engine import ENGINES, Engine
 from tests.budgets import trials
 from tests.changes import change_operation
@@ -59,3 +60,32 @@ def test_an_operation_of_several_micro_batches_is_found(plan: Plan) -> None:
     assert violation.place == "operations[0]"
     kind = plan.pattern.operations[0].kind
     assert violation.message == f"Megatron-LM runs no {kind} of 2 micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "place", "message"),
+    [
+        ([(0,), (0, 1)], 2, "stages", "cannot run them: stage 1 has 2 replicas, and stage 0 has 1"),
+        ([(0,), (1,)] * 2, 3, "pattern.k", "3 micro-batches are no multiple of the 2 GPUs"),
+        (
+            [(0, 1), (2, 3)] * 2,
+            6,
+            "pattern.k",
+            "3 micro-batches for each replica are no multiple of the 2 GPUs",
+        ),
+    ],
+)
+def test_stages_and_counts_that_an_engine_does_not_run(
+    gpus: list[tuple[int, ...]], count: int, place: str, message: str
+) -> None:
+    layer = Layer(forward_ns=1, backward_ns=2, weight_bytes=0, activation_bytes=0)
+    plan = Plan(
+        chain=Chain(layers=(layer,) * len(gpus)),
+        platform=Platform(4, 1),
+        rule=Rule(),
+        stages=tuple(Stage(layers=(n, n), gpus=row) for n, row in enumerate(gpus)),
+        pattern=Pattern(k=count, period_total_ns=1, operations=()),
+    )
+    (violation,) = find_inexpressible(plan, "torch")
+    assert (violation.kind, violation.place) == ("scope", place)
+    assert message in violation.message
