@@ -156,7 +156,7 @@ def test_general_writes_each_run_and_goes_on(ending: str, chains: Path, tmp_path
     first = path.read_text()
     rows = json.loads(first)["chains"] if ending == "json" else records(path)
     assert [row["level"] for row in rows] == ["tight"] * 2 + ["medium"] * 2 + ["loose"] * 2
-    assert "| five | 4 | loose |" in (tmp_path / "general.md").read_text()
+    assert "| five | 4 | peak | loose |" in (tmp_path / "general.md").read_text()
     assert run(*arguments).stdout == shown
     assert path.read_text() == first
     other = run(*arguments, "--seed", "1")

@@ -313,7 +313,8 @@ def test_patterns_longer_than_the_best_are_searched_for_a_quarter_of_the_placeme
     # Three stages with room for two activations: thinned 1F1B, of two micro-batches, is best.
     layers, scope = (replace(UNIT, weight_bytes=0),) * 3, replace(GENERAL, max_k=2)
     problem = Problem(chain=Chain(layers=layers), platform=Platform(3, 2), scope=scope)
-    run, params = Run(problem, work_limit=40_000), LocalSearchParams(placements=4000, shortest=900)
+    run = Run(problem, work_limit=40_000)
+    params = LocalSearchParams(placements=4000, placements_of_few=4000, shortest=900)
     run.begin("general")
     run.report(plan_of([Stage(layers=(n, n), gpus=(n,)) for n in range(3)], problem))
     lengths: list[tuple[int, int, int]] = []
