@@ -160,8 +160,16 @@ def test_means_are_geometric() -> None:
     (mean,) = means(rows)
     assert (mean["runs"], mean["plans"], mean["proven"]) == (2, 2, 1)
     # 400 / 800 and 25 / 800.
-    wanted = {"ratio": 0.25, "best": 0.125, "gap": 1.0, "least": 0.125}
+    wanted = {"ratio": 0.25, "best": 0.125, "gap": 1.0, "least": 0.125, "k1_gap": None}
     assert {name: mean[name] for name in wanted} == pytest.approx(wanted)
+
+
+def test_the_gap_for_k_1_is_another_mean() -> None:
+    # 100 / 64; a plan with k = 2 below the bound for k = 1, 400 / 500, has none.
+    rows = [chain_row("tight", 100, 25, k1_bound_exact=[64, 1]),
+            chain_row("tight", 400, 400, k1_bound_exact=[500, 1])]  # fmt: skip
+    (mean,) = means(rows)
+    assert (mean["gap"], mean["k1_gap"]) == pytest.approx((1.0, 0.25))
 
 
 THEOREM = made(
