@@ -293,9 +293,17 @@ def is_readable(problem: Problem) -> bool:
 
 
 def longest_way(problem: Problem) -> int:
-    """Return what a micro-batch takes at most, on the slowest GPU through the longest transfers."""
-    slowest = min(problem.platform.gpus, key=lambda gpu: gpu.speed)
-    total = sum(slowest.duration_ns(layer.longest_ns) for layer in problem.chain.layers)
-    longest = problem.platform.longest_transfer_ns
-    sent = (longest(layer.activation_bytes) for layer in problem.chain.layers)
-    return total + 2 * sum(sorted(sent)[-len(problem.platform.gpus) :])
+    """Return what a micro-batch takes at most, on the slowest GPU through the longest transfers.
+
+    Where stages may lie anywhere, each layer may send what it makes to another GPU.
+    """
+    platform, layers = problem.platform, problem.chain.layers
+    time = min(platform.gpus, key=lambda gpu: gpu.speed).duration_ns
+    total = 0
+    for layer in layers:
+        # Each operation is rounded up on its own.
+        halves = time(layer.backward_input_ns or 0) + time(layer.backward_weight_ns or 0)
+        total += time(layer.forward_ns) + max(time(layer.backward_ns), halves)
+    sent = sorted(platform.longest_transfer_ns(layer.activation_bytes) for layer in layers)
+    cuts = len(platform.gpus) if problem.scope.allocation == "contiguous" else len(layers)
+    return total + 2 * sum(sent[-cuts:])

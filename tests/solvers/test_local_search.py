@@ -42,6 +42,7 @@ from schedopt.solving.local_search.state import (
 )
 from schedopt.solving.local_search.tables import Tables, make_tables
 from tests.budgets import trials
+from tests.layers import layer
 from tests.solvers.test_general import GENERAL, UNIT, scopes, search
 from tests.strategies import (
     platforms,
@@ -171,6 +172,27 @@ def test_nothing_is_given_up_that_is_within_the_limit(
 def test_parameters_that_no_search_can_use_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         LocalSearchParams(**params)
+
+
+@pytest.mark.parametrize(
+    ("chain", "platform", "period"),
+    [
+        # Each forward and each backward takes half a ns, rounded up.
+        (Chain(layers=(layer(1, 1, saved=1),) * 5), Platform(1, 5, speed=2), 10),
+        # Each GPU holds two layers of one micro-batch, which crosses three cuts.
+        (
+            Chain(layers=(layer(1, 1, saved=1, weight=1, sent=1),) * 4, same_gpu=((0, 2), (1, 3))),
+            Platform(2, 4, bandwidth=10**9),
+            8 + 2 * 3,
+        ),
+    ],
+    ids=["rounded up", "back and forth"],
+)
+def test_one_micro_batch_after_the_other_is_found(
+    chain: Chain, platform: Platform, period: int
+) -> None:
+    problem = Problem(chain=chain, platform=platform, scope=replace(GENERAL, memory="sum"))
+    assert search(problem, 2000).period() == period
 
 
 @pytest.mark.parametrize(
