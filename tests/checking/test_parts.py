@@ -41,24 +41,29 @@ def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan)
             assert "gradient" in kinds(whole(without))
 
 
+def sharded_step(size: int) -> Plan:
+    """Return a step of one stage with four replicas, a layer with this many parameter bytes."""
+    layer = Layer(
+        forward_ns=2,
+        backward_ns=3,
+        weight_bytes=3 * size,
+        parameter_bytes=size,
+        gradient_bytes=size,
+        optimizer_bytes=size,
+        activation_bytes=1,
+    )
+    config = SystemConfig(
+        chain=Chain(layers=(layer,)), platform=Platform(4, 100, bandwidth=10**9), microbatches=4
+    )
+    stages = [Stage(layers=(0, 0), gpus=(0, 1, 2, 3), shard="optimizer")]
+    return folded_step(config, stages, 4, [("F", 0, 0), ("B", 0, 0)])
+
+
 def test_rings_of_no_bytes_that_begin_together_are_not_spelled_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A loss has no gradients: its two rings take no time, and are no reason to look at each hop.
-    loss = Layer(
-        forward_ns=2,
-        backward_ns=3,
-        weight_bytes=0,
-        parameter_bytes=0,
-        gradient_bytes=0,
-        optimizer_bytes=0,
-        activation_bytes=1,
-    )
-    config = SystemConfig(
-        chain=Chain(layers=(loss,)), platform=Platform(4, 100, bandwidth=10**9), microbatches=4
-    )
-    stages = [Stage(layers=(0, 0), gpus=(0, 1, 2, 3), shard="optimizer")]
-    plan = folded_step(config, stages, 4, [("F", 0, 0), ("B", 0, 0)])
+    plan = sharded_step(0)
     assert {one.start_ns for one in plan.pattern.collectives} == {5}
 
     def spell_out(*_: object) -> Never:
@@ -66,6 +71,16 @@ def test_rings_of_no_bytes_that_begin_together_are_not_spelled_out(
 
     monkeypatch.setattr(collectives, "_spell_out", spell_out)
     assert check(plan) == ()
+
+
+def test_two_collectives_at_once_on_the_same_links_are_found() -> None:
+    plan = sharded_step(8)
+    assert check(plan) == ()
+    gradients, weights = plan.pattern.collectives
+    early = replace(weights, start_ns=gradients.start_ns + 1)
+    both = replace(plan, pattern=replace(plan.pattern, collectives=(gradients, early)))
+    assert find_part(both) is not None
+    assert "overlap" in kinds(both)
 
 
 @trials(2000, by_day=50)
