@@ -17,7 +17,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving.clock import Clock, StopHandle
-from schedopt.solving.collecting import collecting_later
+from schedopt.solving.garbage_collection import pause_garbage_collection
 from schedopt.solving.incumbent import Incumbent
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.units import format_duration, format_gap
@@ -284,7 +284,7 @@ class Run:
         """Return a plan as one of the scope that was asked, and what is wrong with it."""
         if plan.scope != self.scope or plan.variants != self.variants:
             plan = replace(plan, scope=self.scope, variants=self.variants)
-        with collecting_later():
+        with pause_garbage_collection():
             return check_sent_late(plan, is_late=is_late)
 
     def _offer(self, plan: Plan) -> None:

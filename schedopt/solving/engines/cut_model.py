@@ -12,7 +12,7 @@ import numpy as np
 
 from schedopt.engine import first_of_predictors
 from schedopt.solving.cp_sat import solve_model
-from schedopt.solving.engines.places import PlaceCosts
+from schedopt.solving.engines.place_costs import PlaceCosts
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

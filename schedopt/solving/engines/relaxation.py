@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from schedopt.engine import first_of_predictors
 from schedopt.solving.engines.columns import Branch, SplitColumns
-from schedopt.solving.engines.places import PlaceCosts
+from schedopt.solving.engines.place_costs import PlaceCosts
 
 if TYPE_CHECKING:
     from schedopt.solving.engines.cuts import EngineCuts

@@ -15,7 +15,7 @@ from schedopt.solving.engines.descent import Moves, find_better
 from schedopt.solving.engines.graph import MOST_EDGES, EngineGraph
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.order import CriticalPath
-from schedopt.solving.engines.places import layers_of_places
+from schedopt.solving.engines.place_costs import layers_of_places
 from schedopt.solving.engines.table import RankTable, make_table
 from schedopt.solving.engines.tree import EngineTree
 

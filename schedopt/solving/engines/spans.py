@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.engines.descent import NEVER
-from schedopt.solving.engines.places import layers_of_places
+from schedopt.solving.engines.place_costs import layers_of_places
 
 if TYPE_CHECKING:
     from schedopt.solving.engines.cuts import EngineCuts, FirstLayers

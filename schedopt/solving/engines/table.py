@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from schedopt.interrupts import never_stop
 from schedopt.solving.engines.descent import NEVER
-from schedopt.solving.engines.places import PlaceCosts
+from schedopt.solving.engines.place_costs import PlaceCosts
 
 if TYPE_CHECKING:
     from schedopt.solving.engines.cuts import EngineCuts, FirstLayers

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
-from schedopt.solving.collecting import collecting_later
+from schedopt.solving.garbage_collection import pause_garbage_collection
 from schedopt.stored import find_function
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Compilation:
 
     def compile_here(self) -> None:
         """Compile or load all of the search in this thread."""
-        with collecting_later():
+        with pause_garbage_collection():
             find_function(self.compile_all)()
 
     def compile_alone(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
-from schedopt.solving.collecting import collecting_later
+from schedopt.solving.garbage_collection import pause_garbage_collection
 from schedopt.solving.replicas.arrays import LAYERED, WAITING, keeps_all
 from schedopt.stage import SHARDS, Stage
 from schedopt.systems.config import SystemConfig
@@ -210,7 +210,7 @@ def lay_out_turns(
         engine=problem.scope.engine,
     )
     split = problem.scope.split_backward
-    with collecting_later():
+    with pause_garbage_collection():
         if fold > 1:
             plan = folded_step(config, stages, fold, turns, split=split)
         else:

@@ -6,12 +6,12 @@ import gc
 
 import pytest
 
-from schedopt.solving.collecting import collecting_later
+from schedopt.solving.garbage_collection import pause_garbage_collection
 
 
 def test_garbage_is_looked_for_afterwards_as_before() -> None:
     def fail() -> None:
-        with collecting_later():
+        with pause_garbage_collection():
             assert not gc.isenabled()
             raise ValueError
 
@@ -20,7 +20,7 @@ def test_garbage_is_looked_for_afterwards_as_before() -> None:
     assert gc.isenabled()
     gc.disable()
     try:
-        with collecting_later():
+        with pause_garbage_collection():
             pass
         assert not gc.isenabled()
     finally:

@@ -1,4 +1,4 @@
-"""Garbage that is looked for later."""
+"""Pauses of garbage collection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collecting_later() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Look for no garbage in cycles meanwhile.
 
     For what makes many objects that stay: looking at all of them again and again takes a quarter of
