@@ -24,7 +24,7 @@ from schedopt.cli.options import (
     naming_options,
 )
 from schedopt.cli.plans import load_measurable
-from schedopt.cli.platform_options import OF_PLATFORM, PlatformOptions
+from schedopt.cli.platform_options import PlatformOptions
 from schedopt.cli.progress import progress_bar
 from schedopt.cli.signals import usual_signals
 from schedopt.errors import naming_file
@@ -114,7 +114,7 @@ def compare_systems(
     check_outputs({"--plot": plot, "--output": output}, picture=plot)
     if plans is not None:
         make_folder(plans)
-    with naming_options({**OF_PLATFORM, "bucket_bytes": "bucket", "plans": "compare-with"}):
+    with naming_options({**machine.names, "bucket_bytes": "bucket", "plans": "compare-with"}):
         bucket_bytes = None if bucket is None else parse_bytes(bucket, field="bucket")
         with progress_bar() as show, usual_signals():
             comparison = compare(

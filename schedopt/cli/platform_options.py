@@ -49,6 +49,13 @@ class PlatformOptions:
         "Whether the two directions of a link share it (half, the default) or not (full).",
     ] = None
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The options of fields that have another name; a file says its links itself."""
+        if self.platform is None:
+            return OF_PLATFORM
+        return {**OF_PLATFORM, "bandwidth": "platform", "latency": "platform"}
+
     def read(self, plan: Platform | None = None) -> Platform:
         """Return the platform of the file or that was typed, the rest taken from that of a plan."""
         if self.platform is not None:

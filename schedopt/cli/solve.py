@@ -190,7 +190,10 @@ def solve_chain(
             engine=engine,
             **freedoms.fields(usual.memory),
         )
-    with naming_options({"tensor": "tensor-parallel"}), _naming_files(source, fix, start):
+    with (
+        naming_options({**machine.names, "tensor": "tensor-parallel"}),
+        _naming_files(source, fix, start),
+    ):
         stages = fixed.stages if fixed is not None else ()
         network = platform.network
         # A switch is a node without GPUs.

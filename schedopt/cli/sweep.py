@@ -127,9 +127,9 @@ def sweep_chain(
             duplex=duplex,
         )
         machines = [cell.platform(options) for cell in cells]
-    for machine in machines:
-        # Of a step the scope says how long it is.
-        options = replace(options, scope=options.ask(profile, machine).scope)
+        for machine in machines:
+            # Of a step the scope says how long it is.
+            options = replace(options, scope=options.ask(profile, machine).scope)
     check_outputs({"--plot": plot}, picture=plot)
     known = resume_sweep(output, profile, options)
     check_writable(output)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedopt import Profile, Variant
+from schedopt import Platform, Profile, Variant
 from tests.cli.commands import GPT2, ROOT, run
 from tests.cli.refused import REFUSED
 from tests.drawing.helpers import result_of
@@ -65,6 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "bare.json").write_text(json.dumps(document))
     write_profiles(made)
     shutil.copy(nodes, made / "nodes.json")
+    Platform(2, "9G", bandwidth="1GB/s", latency="100000s").save(made / "far.json")
     (made / "bits.json").write_text(nodes.read_text().replace("1GB/s", "1Gbit/s"))
     (made / "empty.json").write_text("{}")
     (made / "other.json").write_text('{"format": "x/1"}')
