@@ -58,7 +58,7 @@ def solve(problem: Problem, run: Run) -> None:
 
     best, kept = run.best(), run.kept.setdefault("general", _Kept())
     known: list[Allocation | None] = [*fixed_patterns(problem)]
-    # From contiguous stages little work does all, and more work comes further from loops.
+    # A contiguous plan is improved once, below: annealings that start from loops come further.
     contiguous = best.stages if best is not None and is_contiguous(best.stages) else None
     if best is not None and contiguous is None:
         known.insert(0, best.stages)
@@ -66,7 +66,7 @@ def solve(problem: Problem, run: Run) -> None:
         kept.contiguous = contiguous
     elif kept.contiguous is not None:
         known.insert(1, kept.contiguous)
-    # Of few layers no stages go around; then contiguous ones are a start like any other.
+    # Few layers have no loops to start from; then the contiguous stages are a start, too.
     order = cycle(known or [contiguous])
     recent = _Recent(run)
     with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, are_proving):

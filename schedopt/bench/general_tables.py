@@ -243,7 +243,8 @@ SUITE: Final = Suite(
     "contiguous plan exists; *loose*, what the best contiguous plan of all needs; or *medium*, "
     "their geometric mean. *Ratio* is the period over that of the exact contiguous plan (k = 1, "
     "whole backwards, no recompute), found in the same run, and bounds prove that it can be *no "
-    "less than* so much; *gap* is the distance to the bound, over the bound.",
+    "less than* so much; *gap* is the distance to the bound, over the bound; *gap k = 1*, that to "
+    "the bound for k = 1, 0 where k = 2 is below it.",
     misses=misses,
     well="All that was measured is within its goal.",
     tables=TABLES,

@@ -131,7 +131,7 @@ def share_time(
 ) -> Iterator[tuple[Phase, float]]:
     """Yield each phase with its share of the time that is left by then.
 
-    What would have next to nothing of so many seconds gets what those before it leave.
+    No time is kept for a phase that would have less than `LEAST_S_OF_LATER` of these seconds.
     """
     weights = [
         WEIGHTS_OF_STARTS.get(phase.solvers[0], phase.weight)

@@ -70,11 +70,11 @@ class LocalSearchParams:
     placements_times_layers : int
         At most: those of long chains take longer.
     placements_of_few : int
-        At most, times the layers to the third: few layers have few allocations, and another start,
-        or the other reading of memory, finds what one long annealing misses.
+        At most, times the cube of the number of layers: few layers have few allocations, and
+        another start, or the other reading of memory, finds what one long annealing misses.
     shortest : int
-        Placements of the first annealing where layers may be recomputed, and of one for longer
-        periods than the best has, if others have as many.
+        Placements of the first annealing where layers may be recomputed. One for more
+        micro-batches in a period than the best plan has may have as many, too.
     part : int
         A later one has this part there, as 1 / `part`, of all that were looked at before. So
         annealings are short where there is little time, and it need not be known how much there
