@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARE_OF_LESS: Final = 0.5
 """Of any time, for each search but the widest."""
-FIRST_SHARE_OF_REDONE: Final = 0.3
+FIRST_SHARE_OF_RECOMPUTED: Final = 0.3
 """Of the time, for first stages that may recompute layer by layer."""
 
 
@@ -73,18 +73,18 @@ def search_contiguous(
     return searches
 
 
-def begin_redone(step: StepData, run: Run, layout: LayoutTime) -> Iterator[StepReports]:
+def begin_recomputed(step: StepData, run: Run, layout: LayoutTime) -> Iterator[StepReports]:
     """Begin to search stages that may recompute layer by layer, where they may."""
     from schedopt.solving.replicas.search import StepSearch
-    from schedopt.solving.replicas.stages import with_layers_redone
+    from schedopt.solving.replicas.stages import with_layers_recomputed
 
-    redone = with_layers_redone(step)
-    if redone is None:
+    recomputed = with_layers_recomputed(step)
+    if recomputed is None:
         return
-    own = run.fork(run.workers, FIRST_SHARE_OF_REDONE)
+    own = run.fork(run.workers, FIRST_SHARE_OF_RECOMPUTED)
     # Perhaps none recomputes layer by layer, and fits.
     search = StepSearch(
-        redone, own, late=False, enough_ns=find_enough_ns(step.problem, run, step.problem.scope)
+        recomputed, own, late=False, enough_ns=find_enough_ns(step.problem, run, step.problem.scope)
     )
     reports = StepReports(search, run, layout)
     reports.follow(search.begin(), _behind_s(own, run))

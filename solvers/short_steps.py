@@ -105,10 +105,10 @@ def _lay_out(
         numbers.append([*range(len(stages), len(stages) + len(runs))])
         for first, last in runs:
             # The last one has nothing to wait for.
-            redone = ((first, last),) if again and last + 1 < len(problem.chain.layers) else ()
+            recomputed = ((first, last),) if again and last + 1 < len(problem.chain.layers) else ()
             state = any(layer.has_state for layer in problem.chain.layers[first : last + 1])
             shard = level if shared and state else SHARDS[0]
-            stages.append(Stage(layers=(first, last), gpus=gpus, shard=shard, recompute=redone))
+            stages.append(Stage(layers=(first, last), gpus=gpus, shard=shard, recompute=recomputed))
     turns = (
         (kind, stage, i)
         for kind, part, i in order

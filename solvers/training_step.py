@@ -32,7 +32,7 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
 from schedopt.solvers.contiguous_steps import (
-    begin_redone,
+    begin_recomputed,
     find_enough_ns,
     improve,
     search_contiguous,
@@ -174,7 +174,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
             part, behind_s = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
             searches += search_contiguous(step, part, layout, behind_s)
-            searches += begin_redone(step, run, layout)
+            searches += begin_recomputed(step, run, layout)
     goes_on = anywhere or not problem.platform.uniform
     if loops is not None:
         _lay_out_loops(loops, run)

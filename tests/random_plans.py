@@ -372,8 +372,8 @@ def fill(
             if clock is not None and stage < last:
                 clock = send("gradient", stage, j, clock)
             if clock is not None and found[stage].recompute:
-                redone = run("R", stage, j, forward_ends[stage])
-                clock = None if redone is None else max(clock, redone)
+                recompute_end = run("R", stage, j, forward_ends[stage])
+                clock = None if recompute_end is None else max(clock, recompute_end)
             if clock is None:
                 return None
             clock = run("I" if split[stage] else "B", stage, j, clock)

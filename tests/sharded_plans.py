@@ -209,8 +209,8 @@ class _Maker:
             if stage < last:
                 clock = self.send("gradient", stage, j, clock)
             if self.stages[stage].recompute:
-                redone = self.read("R", stage, j, ends[stage], layer.forward_ns, started)
-                clock = max(clock, redone)
+                recompute_end = self.read("R", stage, j, ends[stage], layer.forward_ns, started)
+                clock = max(clock, recompute_end)
             if self.split[stage]:
                 clock = self.read("I", stage, j, clock, layer.backward_input_ns or 0, started)
                 done = layer.backward_weight_ns or 0

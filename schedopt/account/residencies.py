@@ -211,9 +211,9 @@ def _of_micro_batch(
         received = layers[first - 1].activation_bytes if first else plan.costs.input_bytes
         add("checkpoint", first, received)
     if again:
-        redone = schedule.at("R", stage, micro_batch)
+        recompute = schedule.at("R", stage, micro_batch)
     for (kind, half), count in amounts.items():
-        start = redone.start_ns if kind == "recomputed" else forward.start_ns
+        start = recompute.start_ns if kind == "recomputed" else forward.start_ns
         until = half if split else ""
         yield Residency(forward.gpu, kind, stage, count, start, ends[half], until)
     if split:

@@ -167,8 +167,8 @@ class _Step:
         again = np.minimum(prices.time * forward, prices.early * forward + here)
         # Of layers that began before t, and of others.
         kept = (first + keep + here, prices.time * work + keep)
-        redone = (first + always + again, prices.time * (work + forward) + always)
-        sums = [np.concatenate([[0], np.cumsum(row)]) for row in redone]
+        recomputed = (first + always + again, prices.time * (work + forward) + always)
+        sums = [np.concatenate([[0], np.cumsum(row)]) for row in recomputed]
         sizes, times = (np.concatenate([[0], np.cumsum(row)]) for row in (saved, work))
         best = [np.full(len(work) + 1, np.inf, dtype=kind) for _ in range(2)]
         best[0][0] = 0

@@ -43,7 +43,7 @@ class _LayerCost(NamedTuple):
 
     recompute_ns: int
     kept: tuple[int, int]
-    redone: tuple[int, int]
+    recomputed: tuple[int, int]
 
 
 _Path = tuple[int, int, int]
@@ -80,15 +80,15 @@ def held_bytes(
     `runs` are recomputed, and `split` says whether the backward is.
     """
     begins = {first for first, _ in runs}
-    redone = {layer for first, last in runs for layer in range(first, last + 1)}
+    recomputed = {layer for first, last in runs for layer in range(first, last + 1)}
     held: Counter[tuple[str, str]] = Counter()
     for number in layers:
         layer = chain.layers[number]
         end = "B" if not split else "W" if layer.saved_weight_bytes is None else "I"
-        held["R" if number in redone else "F", end] += layer.saved
+        held["R" if number in recomputed else "F", end] += layer.saved
         if number in begins:
             held["F", end] += input_bytes(chain, number)
-        elif number not in redone and (number == layers.start or number - 1 in redone):
+        elif number not in recomputed and (number == layers.start or number - 1 in recomputed):
             held["F", end] += layer.saved_input_bytes or 0
         if split:
             held["I", "W"] += layer.saved_weight_bytes or 0
@@ -123,19 +123,19 @@ def _shortest(steps: Sequence[_LayerCost], for_time: int, for_bytes: int) -> _Pa
 
     Of those alike the one of fewest bytes, then of least time.
     """
-    kept, redone = (
+    kept, recomputed = (
         (for_time * time + for_bytes * size, size, time, flags)
         for time, size, flags in _begin(steps[0])
     )
     for step in steps[1:]:
-        (cost, size, time, flags), (other_cost, other_size, other_time, others) = kept, redone
-        again, ways = step.recompute_ns, (*step.kept, *step.redone)
+        (cost, size, time, flags), (other_cost, other_size, other_time, others) = kept, recomputed
+        again, ways = step.recompute_ns, (*step.kept, *step.recomputed)
         kept = min(
             (cost + for_bytes * ways[0], size + ways[0], time, 2 * flags),
             (other_cost + for_bytes * ways[1], other_size + ways[1], other_time, 2 * others),
         )
         extra = for_time * again
-        redone = min(
+        recomputed = min(
             (cost + for_bytes * ways[2] + extra, size + ways[2], time + again, 2 * flags + 1),
             (
                 other_cost + for_bytes * ways[3] + extra,
@@ -144,7 +144,7 @@ def _shortest(steps: Sequence[_LayerCost], for_time: int, for_bytes: int) -> _Pa
                 2 * others + 1,
             ),
         )
-    _, size, time, flags = min(kept, redone)
+    _, size, time, flags = min(kept, recomputed)
     return time, size, flags
 
 
@@ -173,16 +173,16 @@ def _exact(
     limit = for_time * best[0] + for_bytes * room
 
     def lengthen(
-        kept: Sequence[_Path], redone: Sequence[_Path], number: int, again: bool
+        kept: Sequence[_Path], recomputed: Sequence[_Path], number: int, again: bool
     ) -> list[_Path]:
         """Return paths with one more layer, those that may win."""
         step = steps[number]
-        time, sizes = (step.recompute_ns, step.redone) if again else (0, step.kept)
+        time, sizes = (step.recompute_ns, step.recomputed) if again else (0, step.kept)
         most_time, most_bytes = best[0] - time, room - least_bytes[number + 1][again]
         most_length = limit - least_length[number + 1][again] - for_time * time
         return [
             (before + time, total, 2 * flags + again)
-            for paths, size in zip((kept, redone), sizes, strict=True)
+            for paths, size in zip((kept, recomputed), sizes, strict=True)
             for before, held, flags in paths
             if before < most_time
             and (total := held + size) <= most_bytes
@@ -190,12 +190,12 @@ def _exact(
         ]
 
     # The first layer is charged as in `_begin`.
-    kept, redone = lengthen((), START, 0, False), lengthen(START, (), 0, True)
+    kept, recomputed = lengthen((), START, 0, False), lengthen(START, (), 0, True)
     for number in range(1, len(steps)):
-        kept, redone = (
-            _undominated(lengthen(kept, redone, number, again)) for again in (False, True)
+        kept, recomputed = (
+            _undominated(lengthen(kept, recomputed, number, again)) for again in (False, True)
         )
-    return min([best, *kept, *redone])
+    return min([best, *kept, *recomputed])
 
 
 def _begin(step: _LayerCost) -> tuple[_Path, _Path]:
@@ -203,7 +203,7 @@ def _begin(step: _LayerCost) -> tuple[_Path, _Path]:
 
     A kept one is charged as behind a run, and a recomputed one as behind a kept one.
     """
-    return (0, step.kept[1], 0), (step.recompute_ns, step.redone[0], 1)
+    return (0, step.kept[1], 0), (step.recompute_ns, step.recomputed[0], 1)
 
 
 def _to_the_end(
@@ -212,20 +212,20 @@ def _to_the_end(
     """Return the least length from behind each layer to the end, by whether it is recomputed."""
     ends = [(0, 0)]
     for step in reversed(steps[1:]):
-        kept, redone = ends[-1]
-        behind_kept, behind_redone = (
+        kept, recomputed = ends[-1]
+        behind_kept, behind_recomputed = (
             min(
                 for_bytes * step.kept[behind] + kept,
-                for_bytes * step.redone[behind] + for_time * step.recompute_ns + redone,
+                for_bytes * step.recomputed[behind] + for_time * step.recompute_ns + recomputed,
             )
             for behind in (False, True)
         )
-        ends.append((behind_kept, behind_redone))
+        ends.append((behind_kept, behind_recomputed))
     return [(0, 0), *reversed(ends)]
 
 
 def lengthen_all(
-    of_kept: Array, of_redone: Array, kept: tuple[Array, Array], redone: tuple[Array, Array]
+    of_kept: Array, of_recomputed: Array, kept: tuple[Array, Array], recomputed: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     """Return the shortest lengths of many paths with one more layer, kept and recomputed.
 
@@ -234,8 +234,8 @@ def lengthen_all(
     import numpy as np
 
     return (
-        np.minimum(of_kept + kept[0], of_redone + kept[1]),
-        np.minimum(of_kept + redone[0], of_redone + redone[1]),
+        np.minimum(of_kept + kept[0], of_recomputed + kept[1]),
+        np.minimum(of_kept + recomputed[0], of_recomputed + recomputed[1]),
     )
 
 

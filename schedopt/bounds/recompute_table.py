@@ -162,18 +162,18 @@ class RecomputeTable:
         again = self.saved[:, None] * prices + self.recompute_ns[:, None] * times
         begin_run = again + in_flight * self.received[:, None] * prices
         lengths = np.zeros((self.count, self.window, len(prices)))
-        of_kept, of_redone = behind_run.copy(), begin_run.copy()
+        of_kept, of_recomputed = behind_run.copy(), begin_run.copy()
         for place in range(self.window):
             raise_if_stopped(self.stopped)
             rows = self.count - place
             if place:
-                of_kept, of_redone = lengthen_all(
+                of_kept, of_recomputed = lengthen_all(
                     of_kept[:rows],
-                    of_redone[:rows],
+                    of_recomputed[:rows],
                     (kept[place:], behind_run[place:]),
                     (begin_run[place:], again[place:]),
                 )
-            lengths[:rows, place] = np.minimum(of_kept, of_redone)
+            lengths[:rows, place] = np.minimum(of_kept, of_recomputed)
         return lengths[:, :, :-1], lengths[:, :, -1]
 
 

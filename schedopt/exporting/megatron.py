@@ -122,11 +122,11 @@ def _arguments(plan: Plan, microbatches: int) -> Iterator[str]:
         yield "--use-distributed-optimizer"
         yield f"--num-distributed-optimizer-instances {first.shard_copies}"
         yield "--overlap-param-gather"
-    redone = max(len(stage.recompute) for stage in plan.stages)
-    if redone:
+    recomputed = max(len(stage.recompute) for stage in plan.stages)
+    if recomputed:
         yield "--recompute-granularity full"
         yield "--recompute-method block"
-        yield f"--recompute-num-layers {redone}"
+        yield f"--recompute-num-layers {recomputed}"
     elif modules := plan.chain.recomputed_modules:
         yield "--recompute-granularity selective"
         yield f"--recompute-modules {' '.join(modules)}"

@@ -59,8 +59,8 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     if why:
         raise refused("torchtitan", why, way_out)
     pipeline, count, own = plan, microbatches, False
-    redone = any(stage.recompute for stage in plan.stages)
-    if not plan.rule.is_given or (redone and not [*find_inexpressible(plan, "torchtitan")]):
+    recomputed = any(stage.recompute for stage in plan.stages)
+    if not plan.rule.is_given or (recomputed and not [*find_inexpressible(plan, "torchtitan")]):
         own_step(plan, microbatches, "torchtitan")
         own, count = True, microbatches // len(plan.stages[0].gpus)
         pipeline = _one_pipeline(plan, count)
@@ -75,7 +75,7 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
         files[FILE] = csv_text(rows[ranks[gpu]] for gpu in gpus)
         lines += _pipeline(parts, style)
     lines += _batch(plan, microbatches, count, len(gpus))
-    lines += _recompute(redone and own)
+    lines += _recompute(recomputed and own)
     module = _MODULE.format(
         ranks=_count(len(gpus), "rank"),
         stages=_count(len(pipeline.stages), "stage"),
@@ -137,12 +137,12 @@ def _batch(plan: Plan, microbatches: int, count: int, ranks: int) -> Iterator[st
         yield f"config.training.global_batch_size = {microbatches // plan.chain.context} * size"
 
 
-def _recompute(redone: bool) -> Iterator[str]:
+def _recompute(recomputed: bool) -> Iterator[str]:
     """Yield what is computed again: all blocks, or none."""
-    if redone:
+    if recomputed:
         yield "from torchtitan.distributed.activation_checkpoint import FullAC"
         yield ""
-    yield f"config.activation_checkpoint = {'FullAC.Config()' if redone else None}"
+    yield f"config.activation_checkpoint = {'FullAC.Config()' if recomputed else None}"
 
 
 def _one_pipeline(plan: Plan, count: int) -> Plan:

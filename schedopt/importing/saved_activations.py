@@ -80,18 +80,18 @@ def stashed_bytes(
 def kept_tensors(
     operators: Sequence[Operator], again: Sequence[bool], *, by_layer: bool = False
 ) -> set[Tensor]:
-    """Return what the backwards of some operators need, and what enters runs that are redone.
+    """Return what the backwards of some operators need, and what enters runs that are recomputed.
 
     With `by_layer` a run ends with its layer, so that the next one keeps what enters it, too.
     """
     kept: set[Tensor] = set()
-    redone = False
+    recomputed = False
     for number, one in enumerate(again):
         if not one:
             kept.update(needed(operators, number))
-        elif not redone or (by_layer and begins_layer(operators[number])):
+        elif not recomputed or (by_layer and begins_layer(operators[number])):
             kept.update(_entering(operators, number))
-        redone = one
+        recomputed = one
     return kept
 
 

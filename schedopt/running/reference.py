@@ -233,10 +233,10 @@ class _Emulation:
             layers = range(layer, recomputed.get(layer, layer) + 1)
             forward = read("F")
             if layer in recomputed:
-                redone = read("R")
+                for_recompute = read("R")
                 with torch.no_grad():
                     first = self._layers(layers, i, value, given, forward)
-                second = self._layers(layers, i, value, given, redone)
+                second = self._layers(layers, i, value, given, for_recompute)
                 # The value of the first forward, with the gradient of the second.
                 value = first + (second - second.detach()) if second.requires_grad else first
             else:

@@ -141,13 +141,15 @@ def _efforts(plan: Plan, stage: int) -> Iterator[_Effort]:
     device = _gpu(plan, stage)
     split = stage in halved_stages(plan)
     inside = stage_layers(plan, stage)
-    redone = set(recomputed(plan, stage))
+    recomputed_layers = set(recomputed(plan, stage))
     checkpoints = {first - 1 for first, _ in plan.stages[stage].recompute}
     for number in inside:
         layer = plan.chain.layers[number]
         is_loss = number == len(plan.chain.layers) - 1
         is_carried = number == inside[-1] or number in checkpoints
-        is_entered = number not in redone and (number == inside[0] or number - 1 in redone)
+        is_entered = number not in recomputed_layers and (
+            number == inside[0] or number - 1 in recomputed_layers
+        )
         output_bytes = layer.activation_bytes if is_carried else 0
         yield _Effort(
             forward_ns=device.duration_ns(layer_ns(layer, "F")),

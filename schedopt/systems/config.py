@@ -93,7 +93,7 @@ class SystemConfig:
             chain=self.chain, platform=self.platform, rule=rule, variants=self.variants
         )
         return ListScheduler(
-            problem, stages, ordered=ordered, redone_inside=self.engine is not None
+            problem, stages, ordered=ordered, recomputed_inside=self.engine is not None
         )
 
     def flushed(self, scheduler: ListScheduler, *, split: bool = False) -> Plan:

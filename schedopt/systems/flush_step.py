@@ -90,9 +90,9 @@ def flush_step(
 def with_recompute(stages: Sequence[Stage], turns: Iterable[Turn]) -> Iterator[Turn]:
     """Yield turns, with the R of stages that recompute right before a backward if none says so."""
     told = [*turns]
-    redone = {(stage, i) for kind, stage, i in told if kind == "R"}
+    recomputed = {(stage, i) for kind, stage, i in told if kind == "R"}
     for kind, stage, i in told:
-        if kind in ("B", "I") and stages[stage].recompute and (stage, i) not in redone:
+        if kind in ("B", "I") and stages[stage].recompute and (stage, i) not in recomputed:
             yield "R", stage, i
         yield kind, stage, i
 

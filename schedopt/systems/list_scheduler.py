@@ -44,7 +44,7 @@ class ListScheduler:
     ordered : bool
         Whether each GPU runs its operations in the order in which they are added. Otherwise the
         one of least priority of those that could start, and of those the one added first.
-    redone_inside : bool
+    recomputed_inside : bool
         Whether recompute is a part of the backward, and so waits for the gradient.
     """
 
@@ -54,11 +54,11 @@ class ListScheduler:
         stages: Sequence[Stage],
         *,
         ordered: bool = True,
-        redone_inside: bool = False,
+        recomputed_inside: bool = False,
     ) -> None:
         self.problem = problem
         self.stages = tuple(stages)
-        self.ordered, self.redone_inside = ordered, redone_inside
+        self.ordered, self.recomputed_inside = ordered, recomputed_inside
         self._tasks: list[Task] = []
         self._named: dict[Named, int] = {}
         self._last_on: dict[int, int] = {}
@@ -249,7 +249,7 @@ class ListScheduler:
             yield self._arrival(("activation", stage - 1, i), ("F", stage - 1, i))
         elif item.kind == "R":
             yield "F", stage, i
-            if self.redone_inside:
+            if self.recomputed_inside:
                 yield from self._gradient(stage, i)
         elif item.kind == "W" and not item.replica:
             yield "I", stage, i

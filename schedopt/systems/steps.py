@@ -37,7 +37,7 @@ def engine_step(problem: Problem, stages: Sequence[Stage]) -> Plan:
     """
     count = problem.scope.microbatches
     assert count is not None
-    scheduler = ListScheduler(problem, stages, redone_inside=True)
+    scheduler = ListScheduler(problem, stages, recomputed_inside=True)
     ranks = len({stage.gpus for stage in stages})
     turns = engine_order(ranks, len(stages) // ranks, count)
     for kind, stage, i in with_recompute(stages, turns):

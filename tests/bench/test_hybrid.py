@@ -94,10 +94,10 @@ def test_scores_by_hand() -> None:
     # Stage 0 has two micro-batches in flight and needs 8 + 2 x 3 bytes; one alone does not do.
     # With recompute of all it keeps nothing but its input, of 0 bytes, and saves 3 bytes again.
     again = [replace(stage, recompute=(stage.layers,)) for stage in pipeline]
-    for room, fits, redone in ((14, True, True), (13, False, True), (10, False, False)):
+    for room, fits, recomputed in ((14, True, True), (13, False, True), (10, False, False)):
         step = question(two, Platform(2, room), 8, recompute=True)
         assert (score(step, pipeline).best_ns is not None) == fits
-        assert (score(step, again).best_ns is not None) == redone
+        assert (score(step, again).best_ns is not None) == recomputed
     # F, R and B of each micro-batch: 4 ns. The last one recomputes right behind its forward.
     step = question(two, Platform(2, 13), 8, recompute=True)
     assert score(step, again) == Score(4 * 8 + 1 + 2, 4 * 8 + 1 + 2)

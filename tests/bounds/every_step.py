@@ -141,13 +141,13 @@ class _Step:
             for layer in layers:
                 size = chain.layers[layer].saved_weight_bytes or 0
                 self._hold(number, ("W", layer), backward[1], last, size)
-        redone = [layer for layer, redo in zip(layers, again, strict=True) if redo]
-        if redone:
+        recomputed = [layer for layer, redo in zip(layers, again, strict=True) if redo]
+        if recomputed:
             gpu = self.problem.platform.gpus[stage.gpus[0]]
-            length = sum(gpu.duration_ns(chain.layers[layer].forward_ns) for layer in redone)
+            length = sum(gpu.duration_ns(chain.layers[layer].forward_ns) for layer in recomputed)
             start, end = self._run(length, forward[1], stage.gpus[0])
             self.model.add(end <= backward[0])
-            size = sum(chain.layers[layer].saved for layer in redone)
+            size = sum(chain.layers[layer].saved for layer in recomputed)
             self._hold(number, "R", start, backward[1], size)
 
     def _hold(

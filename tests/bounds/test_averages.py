@@ -172,7 +172,7 @@ def some_step(problem: Problem, rng: Random) -> Plan:
         own = tuple(rng.sample(range(gpus), replicas))
         allowed = SHARDS[: SHARDS.index(problem.scope.shard) + 1]
         shard = rng.choice(allowed) if replicas > 1 else "none"
-        redone = [number for number in range(first, end) if rng.random() < 0.4]
+        recomputed = [number for number in range(first, end) if rng.random() < 0.4]
         layered = shard in ("gradient", "parameter")
         runs = [(number, number) for number in range(first, end)] if layered else [(first, end - 1)]
         parts.append([*range(len(stages), len(stages) + len(runs))])
@@ -181,7 +181,7 @@ def some_step(problem: Problem, rng: Random) -> Plan:
                 layers=run,
                 gpus=own,
                 shard=shard,
-                recompute=tuple((n, n) for n in redone if run[0] <= n <= run[1]),
+                recompute=tuple((n, n) for n in recomputed if run[0] <= n <= run[1]),
             )
             for run in runs
         ]

@@ -264,8 +264,8 @@ IN_TURN = " ".join(f"F0{i} F1{i} B1{i} B0{i}" for i in range(4))
 
 def test_layers_that_share_gradients_are_one_contiguous_stage() -> None:
     assert check(layers_of_a_stage(IN_TURN)) == ()
-    redone = layers_of_a_stage(IN_TURN, recompute=((1, 1),))
-    allowed = replace(redone, scope=replace(redone.scope, recompute=True))
+    recomputed = layers_of_a_stage(IN_TURN, recompute=((1, 1),))
+    allowed = replace(recomputed, scope=replace(recomputed.scope, recompute=True))
     assert check(allowed) == ()
 
 

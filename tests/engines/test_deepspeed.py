@@ -75,10 +75,10 @@ def test_its_topology_has_our_gpus(ranks: int, replicas: int, tensor: int) -> No
 
 CASES = {
     "two stages": (Grid(ranks=2, chunks=1), [0, 3]),
-    "three stages, recompute": (Grid(ranks=3, chunks=1, redone=ALL), [0, 2, 5]),
+    "three stages, recompute": (Grid(ranks=3, chunks=1, recomputed=ALL), [0, 2, 5]),
     "two replicas": (Grid(ranks=1, chunks=1, replicas=2), [0]),
     "all at once": (
-        Grid(ranks=2, chunks=1, replicas=2, shard="optimizer", redone=ALL),
+        Grid(ranks=2, chunks=1, replicas=2, shard="optimizer", recomputed=ALL),
         [0, 5],
     ),
     "groups": (Grid(ranks=2, chunks=1, tensor=2), [0, 4]),

@@ -126,7 +126,7 @@ def grids(draw: st.DrawFn) -> tuple[Grid, int, int]:
             replicas=replicas,
             tensor=draw(st.sampled_from([1, 2, 4])),
             shard=draw(st.sampled_from(shards)),
-            redone=draw(st.integers(0, 2)),
+            recomputed=draw(st.integers(0, 2)),
         ),
         count,
         context,
@@ -154,7 +154,7 @@ def test_its_configurations_take_what_we_say(drawn: tuple[Grid, int, int], sampl
     assert config.context_parallel_size == context
     assert config.sequence_parallel == (grid.tensor > 1)
     assert config.microbatch_group_size_per_vp_stage == grid.ranks
-    assert config.recompute_num_layers == (grid.redone or None)
+    assert config.recompute_num_layers == (grid.recomputed or None)
     gradients = megatron_arguments.configured("gradients", found)
     optimizer = megatron_arguments.configured("optimizer", found)
     sharded = grid.shard == "optimizer"
@@ -279,8 +279,8 @@ def test_its_optimizer_instances_have_our_groups_of_shards(rank: int) -> None:
 
 CASES = {
     "a stage each": (Grid(ranks=2, chunks=1), [0, 3]),
-    "three ranks, recompute": (Grid(ranks=3, chunks=1, redone=ALL), [0, 1, 5]),
-    "two stages each, recompute": (Grid(ranks=2, chunks=2, redone=1), [0, 2, 4, 7]),
+    "three ranks, recompute": (Grid(ranks=3, chunks=1, recomputed=ALL), [0, 1, 5]),
+    "two stages each, recompute": (Grid(ranks=2, chunks=2, recomputed=1), [0, 2, 4, 7]),
     "replicas": (Grid(ranks=2, chunks=2, replicas=2), [0, 2, 4, 6]),
     "three of two": (Grid(ranks=3, chunks=2), [0, 1, 2, 4, 5, 7]),
 }

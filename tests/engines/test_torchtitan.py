@@ -91,7 +91,7 @@ def grids(draw: st.DrawFn) -> tuple[Grid, int, int, int]:
         replicas=replicas,
         tensor=tensor,
         shard=draw(st.sampled_from(shards)),
-        redone=draw(st.sampled_from([0, ALL])),
+        recomputed=draw(st.sampled_from([0, ALL])),
     )
     return grid, 1 if ranks == 1 else ranks * draw(st.integers(1, 2)), context, expert
 
@@ -119,7 +119,7 @@ def test_its_configurations_and_meshes_have_our_gpus(
     local = samples * (count if grid.ranks > 1 else 1)
     assert training.local_batch_size == local
     assert training.global_batch_size == count * grid.replicas // context * samples
-    assert (config.activation_checkpoint is None) == (grid.redone == 0)
+    assert (config.activation_checkpoint is None) == (grid.recomputed == 0)
     dims = load("torchtitan.distributed.parallel_dims")
     world = len(plan.platform.gpus)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -209,11 +209,11 @@ def test_its_parts_are_our_stages(chunks: int, tmp_path: Path) -> None:
 
 CASES = {
     "a stage each": (Grid(ranks=2, chunks=1), [0, 3]),
-    "two stages each, recompute": (Grid(ranks=2, chunks=2, redone=ALL), [0, 2, 3, 5]),
-    "three ranks": (Grid(ranks=3, chunks=1, redone=ALL), [0, 1, 5]),
+    "two stages each, recompute": (Grid(ranks=2, chunks=2, recomputed=ALL), [0, 2, 3, 5]),
+    "three ranks": (Grid(ranks=3, chunks=1, recomputed=ALL), [0, 1, 5]),
     "replicas": (Grid(ranks=2, chunks=1, replicas=2), [0, 2]),
     "shards": (
-        Grid(ranks=2, chunks=2, replicas=2, shard="optimizer", redone=ALL),
+        Grid(ranks=2, chunks=2, replicas=2, shard="optimizer", recomputed=ALL),
         [0, 1, 3, 5],
     ),
 }
@@ -242,7 +242,7 @@ def test_its_pipeline_trains_the_plan(name: str, pool: RankPool, tmp_path: Path)
     assert_close(weights, dict(alone.state_dict()), rtol=1e-10, atol=1e-12)
     for gpu, found in enumerate(ranks):
         assert found["orders"] == [turns_of(plan, gpu)] * titan_rank.STEPS
-        runs = COUNT // grid.replicas * (2 if grid.redone else 1)
+        runs = COUNT // grid.replicas * (2 if grid.recomputed else 1)
         assert set(found["forwards"].values()) <= {runs}
     assert {name for found in ranks for name in found["forwards"]} == {*map(str, range(BLOCKS))}
 

@@ -92,7 +92,9 @@ def grid_plan(
         Stage(
             layers=(begin, end - 1),
             gpus=tuple(grid.gpu(number % grid.ranks, n) for n in range(grid.replicas)),
-            recompute=tuple((n, n) for n in range(max(1, begin), min(last, end)))[: grid.redone],
+            recompute=tuple((n, n) for n in range(max(1, begin), min(last, end)))[
+                : grid.recomputed
+            ],
             shard=grid.shard,
             tensor=grid.tensor,
             shard_copies=copies,

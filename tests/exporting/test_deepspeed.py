@@ -145,8 +145,8 @@ def test_only_planned_modules_are_computed_again() -> None:
     assert config["pipeline"] == {"activation_checkpoint_interval": 1, "use_reentrant": False}
     assert found["RECOMPUTE"] == (1, 2, 3)
     rows = [found["PlannedPipelineModule"](names[:-1], rank=rank) for rank in range(2)]
-    redone = [one for row in rows for one in row.forward_funcs if row._is_checkpointable([one])]
-    assert redone == ["h.0", "h.1", "h.2"]
+    recomputed = [one for row in rows for one in row.forward_funcs if row._is_checkpointable([one])]
+    assert recomputed == ["h.0", "h.1", "h.2"]
 
 
 def test_names_cannot_leave_the_text() -> None:

@@ -18,15 +18,15 @@ from schedopt.systems.steps import engine_step
 from tests.exporting.engines import grid_plan, plan_of, refusal
 
 
-def split(engine: Engine, redone: int = 0) -> Plan:
+def split(engine: Engine, recomputed: int = 0) -> Plan:
     """Return a step of 8 micro-batches on 2 ranks of 2 replicas, each of 2 GPUs."""
-    grid = Grid(ranks=2, chunks=1, replicas=2, tensor=2, shard="optimizer", redone=redone)
+    grid = Grid(ranks=2, chunks=1, replicas=2, tensor=2, shard="optimizer", recomputed=recomputed)
     return grid_plan(engine, grid, [0, 4])
 
 
 def interleaved() -> Plan:
     """Return the same with two stages a rank, of which each computes a layer again."""
-    grid = Grid(ranks=2, chunks=2, replicas=2, tensor=2, shard="optimizer", redone=1)
+    grid = Grid(ranks=2, chunks=2, replicas=2, tensor=2, shard="optimizer", recomputed=1)
     return grid_plan("megatron", grid, [0, 2, 4, 6])
 
 
@@ -84,9 +84,9 @@ def test_deepspeed_is_told_of_its_topology() -> None:
     assert values["RECOMPUTE"] == ()
 
 
-@pytest.mark.parametrize("redone", [0, 6])
-def test_torchtitan_is_told_of_its_degrees(redone: int) -> None:
-    files = find_target("torchtitan").export(split("torchtitan", redone), 8)
+@pytest.mark.parametrize("recomputed", [0, 6])
+def test_torchtitan_is_told_of_its_degrees(recomputed: int) -> None:
+    files = find_target("torchtitan").export(split("torchtitan", recomputed), 8)
     text = files["pipeline.py"]
     for line in (
         "parallelism.pipeline_parallel_degree = 2",
@@ -100,7 +100,7 @@ def test_torchtitan_is_told_of_its_degrees(redone: int) -> None:
         "config.training.local_batch_size = 4 * size",
         "config.training.global_batch_size = 8 * size",
         "config.training.global_batch_size = 8 * size",
-        "config.activation_checkpoint = " + ("FullAC.Config()" if redone else "None"),
+        "config.activation_checkpoint = " + ("FullAC.Config()" if recomputed else "None"),
     ):
         assert f"    {line}\n" in text
     # One pipeline: four micro-batches on two ranks.

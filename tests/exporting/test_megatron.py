@@ -166,13 +166,13 @@ def test_modules_that_are_computed_again_are_named() -> None:
     text = exported(again, 4)
     assert "--recompute-granularity selective\n    --recompute-modules core_attn mlp\n" in text
     assert "--recompute-num-layers, --use-distributed" in text.replace("\n# ", " ")
-    told = refusal("megatron", replace(again, stages=redone(again)), 4)
+    told = refusal("megatron", replace(again, stages=recomputed(again)), 4)
     assert "stages compute whole layers again, and layers core_attn, mlp, where one" in told
     for engine in ("torchtitan", "deepspeed"):
         assert "knows no such names" in refusal(engine, again, 4)
 
 
-def redone(plan: Plan) -> tuple[Stage, ...]:
+def recomputed(plan: Plan) -> tuple[Stage, ...]:
     """Return stages that compute their second layer again."""
     return tuple(
         replace(stage, recompute=((stage.first + 1, stage.first + 1),)) for stage in plan.stages

@@ -126,12 +126,12 @@ def test_between_nodes_it_goes_round_in_rings(tmp_path: Path, stage: int, count:
     assert len(found.notes) == (count > 1)
     again = config | {"pipeline": {"activation_checkpoint_interval": 1}}
     (tmp_path / "ds.json").write_text(json.dumps(again))
-    redone = import_launch(tmp_path / "ds.json", "deepspeed-json", profile(chain), platform)
-    assert redone.result.plan is not None
-    assert sum(len(one.recompute) for one in redone.result.plan.stages) == 2
-    kinds = [operation.kind for operation in redone.result.plan.pattern.operations]
+    recomputed = import_launch(tmp_path / "ds.json", "deepspeed-json", profile(chain), platform)
+    assert recomputed.result.plan is not None
+    assert sum(len(one.recompute) for one in recomputed.result.plan.stages) == 2
+    kinds = [operation.kind for operation in recomputed.result.plan.pattern.operations]
     assert kinds.count("R") == 2 * gpus * count
-    assert check(redone.result) == ()
+    assert check(recomputed.result) == ()
 
 
 def test_a_file_that_does_not_name_its_stages_is_told(tmp_path: Path) -> None:

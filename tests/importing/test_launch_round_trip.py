@@ -64,7 +64,7 @@ def engine_steps(draw: st.DrawFn, engine: Engine) -> Plan:
             Stage(
                 layers=(first, end - 1),
                 gpus=gpus,
-                recompute=tuple(own[: grid.redone]),
+                recompute=tuple(own[: grid.recomputed]),
                 shard=grid.shard,
                 tensor=grid.tensor,
                 shard_copies=copies,

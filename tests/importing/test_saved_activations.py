@@ -37,8 +37,8 @@ NEEDS: list[list[int | str]] = [
 
 
 def stashed(*again: int, first: bool = False, last: bool = True) -> int:
-    redone = [number in again for number in range(len(LAYER))]
-    return stashed_bytes(LAYER, redone, first=first, last=last)
+    recomputed = [number in again for number in range(len(LAYER))]
+    return stashed_bytes(LAYER, recomputed, first=first, last=last)
 
 
 def test_what_a_layer_keeps() -> None:

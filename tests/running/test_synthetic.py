@@ -66,8 +66,8 @@ def plan_of(
     stages = stages or (Stage(layers=(0, len(layers) - 1), gpus=(0,)),)
 
     def kinds(number: int) -> tuple[Kind, ...]:
-        redone: tuple[Kind, ...] = ("R",) if stages[number].recompute else ()
-        return ("F", *redone, *(("I", "W") if number in split else ("B",)))
+        recomputed: tuple[Kind, ...] = ("R",) if stages[number].recompute else ()
+        return ("F", *recomputed, *(("I", "W") if number in split else ("B",)))
 
     return Plan(
         chain=Chain(layers=tuple(layers), input_bytes=input_bytes),

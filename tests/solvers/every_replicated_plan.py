@@ -50,14 +50,14 @@ class Laid:
     @property
     def times(self) -> tuple[int, int, int]:
         """Of F, R and B, ns."""
-        redone = (a.forward_ns for a, redo in zip(self.own, self.again, strict=True) if redo)
+        recomputed = (a.forward_ns for a, redo in zip(self.own, self.again, strict=True) if redo)
         return (
             sum(a.forward_ns for a in self.own),
-            sum(redone),
+            sum(recomputed),
             sum(a.backward_ns for a in self.own),
         )
 
-    def needs(self, in_flight: int, redone: int) -> int:
+    def needs(self, in_flight: int, recomputed: int) -> int:
         """Return the bytes with so many micro-batches in flight, and computed again."""
         chain, before = self.problem.chain, False
         always = sum(a.weight_bytes for a in self.own)
@@ -80,7 +80,7 @@ class Laid:
             always += max(part(state, n, self.replicas) for n in range(self.replicas)) - state
         if any(a.forward_ns + a.backward_ns for a in self.own):
             always += max(a.workspace_bytes or 0 for a in self.own)
-        return always + in_flight * kept + redone * twice
+        return always + in_flight * kept + recomputed * twice
 
     def span(self, behind: int, period: int) -> int | None:
         """Return the least span that fits in front of one behind, ns, of all at a period."""

@@ -203,7 +203,7 @@ class Orders:
             if any(stage.again) and not stage.layered:
                 begun, again = self._operate(number, i, 1, forwards[number][1])
                 self.model.add(again <= start)
-                self._hold(number, i, begun, done, stage.redone_bytes)
+                self._hold(number, i, begun, done, stage.recomputed_bytes)
             self.model.add(self.makespan >= whole + stage.behind_ns(self.platform))
             for other in self._with_copies(number):
                 behind = self.stages[other].behind_ns(self.platform)

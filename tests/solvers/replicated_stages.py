@@ -40,14 +40,14 @@ class ReplicatedStage:
         return sum(getattr(layer, name) or 0 for layer in self._own)
 
     @property
-    def redone(self) -> list[Layer]:
+    def recomputed(self) -> list[Layer]:
         """The layers that are computed again."""
         return [layer for layer, redo in zip(self._own, self.again, strict=True) if redo]
 
     @property
     def again_ns(self) -> int:
         """How long they take."""
-        return sum(layer.forward_ns for layer in self.redone)
+        return sum(layer.forward_ns for layer in self.recomputed)
 
     @property
     def layered(self) -> bool:
@@ -96,14 +96,14 @@ class ReplicatedStage:
         return sum(size for _, size in kept_bytes(self.chain, self.layers, self.again))
 
     @property
-    def redone_bytes(self) -> int:
+    def recomputed_bytes(self) -> int:
         """What it keeps on top from its recompute to its backward."""
-        return sum(layer.saved for layer in self.redone)
+        return sum(layer.saved for layer in self.recomputed)
 
     @property
     def operations(self) -> Iterator[tuple[int, int, int]]:
         """Time of F, R and B, and what the micro-batch and the operation then need of memory."""
-        before, behind = self.kept_bytes, self.kept_bytes + self.redone_bytes
+        before, behind = self.kept_bytes, self.kept_bytes + self.recomputed_bytes
         if self.layered:
             ahead, back = (self._layer_peak(backward=way) - before for way in (False, True))
             yield self.total("forward_ns"), before, ahead
@@ -111,7 +111,7 @@ class ReplicatedStage:
             yield self.total("backward_ns") + self.again_ns, before, back
             return
         yield self.total("forward_ns"), before, workspace_bytes(self._own)
-        yield self.again_ns, behind, workspace_bytes(self.redone)
+        yield self.again_ns, behind, workspace_bytes(self.recomputed)
         yield self.total("backward_ns"), behind, workspace_bytes(self._own)
 
     @property

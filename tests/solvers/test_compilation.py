@@ -23,7 +23,7 @@ from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.layered import fill_tables
-from schedopt.solving.replicas.redone import find_redone
+from schedopt.solving.replicas.recomputed_layers import find_recomputed
 from schedopt.solving.run import Run
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of
@@ -160,7 +160,7 @@ def test_the_file_that_says_that_code_is_kept_is_the_one_that_numba_writes(room:
 
 def test_what_only_larger_steps_call_is_compiled_as_well() -> None:
     COMPILATIONS["replicas"].compile_here()
-    entries: tuple[Any, ...] = (fill_tables, find_redone)
+    entries: tuple[Any, ...] = (fill_tables, find_recomputed)
     for entry in entries:
         assert entry.signatures
 

@@ -179,7 +179,7 @@ def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:
             if rest or not ranks:
                 continue
             for chunks in range(1, len(places) // ranks + 1):
-                for redone in range(len(units) + 1) if scope.recompute else [0]:
+                for recomputed in range(len(units) + 1) if scope.recompute else [0]:
                     levels = shards[: 1 + (scope.shard != "none" and replicas > 1)]
                     groups = range(2, replicas + 1) if scope.hybrid else ()
                     shared: list[tuple[Shard, int]] = [
@@ -193,7 +193,7 @@ def every_plan(problem: Problem) -> Iterator[tuple[Grid, Plan]]:
                             tensor=tensor,
                             shard=shard,
                             copies=copies,
-                            redone=redone,
+                            recomputed=recomputed,
                         )
                         plans = [
                             plan
@@ -213,7 +213,7 @@ def laid_out(problem: Problem, grid: Grid, begins: tuple[int, ...]) -> Iterator[
         Stage(
             layers=(begin, end - 1),
             gpus=tuple(grid.gpu(number % grid.ranks, n) for n in range(grid.replicas)),
-            recompute=tuple(u for u in units if begin <= u[0] and u[1] < end)[: grid.redone],
+            recompute=tuple(u for u in units if begin <= u[0] and u[1] < end)[: grid.recomputed],
             shard=grid.shard,
             shard_copies=grid.copies,
             tensor=grid.tensor,

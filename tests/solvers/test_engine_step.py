@@ -198,7 +198,7 @@ def test_no_step_is_longer_than_one_thing_at_a_time() -> None:
     platform = Platform(4, 10**6, bandwidth=10**9)
     scope = replace(asked("megatron", 1), recompute=True)
     cuts = EngineCuts(
-        Problem(chain=chain, platform=platform, scope=scope), Grid(ranks=4, chunks=1, redone=1)
+        Problem(chain=chain, platform=platform, scope=scope), Grid(ranks=4, chunks=1, recomputed=1)
     )
     for begins in ((0, 1, 1, 1), (0, 1, 2, 3)):
         assert cuts.schedule_bound(begins) <= cuts.longest_step()

@@ -84,7 +84,7 @@ def test_engines_recompute_some_layers_or_all_or_none() -> None:
     for engine in ENGINES:
         scope = Scope(allocation="general", recompute=True, engine=engine, memory="peak")
         problem = training_step(chain, platform, 2, scope)
-        found[engine] = {grid.redone for grid in grids_of(problem, 10) if grid.ranks == 2}
+        found[engine] = {grid.recomputed for grid in grids_of(problem, 10) if grid.ranks == 2}
     assert found["megatron"] >= {0, 1, 2, ALL}
     assert found["torch"] == found["torchtitan"] == found["deepspeed"] == {0, ALL}
 

@@ -22,7 +22,7 @@ from schedopt.solving.replicas.arrays import WAITING
 from schedopt.solving.replicas.candidates import Candidates, StageChoice
 from schedopt.solving.replicas.layout import lay_out, list_parts
 from schedopt.solving.replicas.search import StepSearch
-from schedopt.solving.replicas.stages import with_layers_redone
+from schedopt.solving.replicas.stages import with_layers_recomputed
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
 from tests.budgets import trials
@@ -45,7 +45,7 @@ def ask(layers: Sequence[Layer], gpus: int, room: int, number: int) -> Problem:
 
 def plans(problem: Problem) -> list[Plan]:
     """Return the best steps of a search for stages that recompute layer by layer, all of them."""
-    step = with_layers_redone(step_data(problem))
+    step = with_layers_recomputed(step_data(problem))
     assert step is not None
     step = replace(step, options=tuple(one for one in step.options if one.shard >= WAITING))
     search = StepSearch(step, Run(problem), late=False)
@@ -81,7 +81,7 @@ def test_such_a_stage_is_not_contiguous() -> None:
     plan = plan_of(train(problem))
     scope = replace(plan.scope, allocation="contiguous")
     assert [one.kind for one in check(replace(plan, scope=scope))] == ["scope"]
-    assert with_layers_redone(step_data(replace(problem, scope=scope))) is None
+    assert with_layers_recomputed(step_data(replace(problem, scope=scope))) is None
 
 
 def test_what_takes_no_time_lies_beside_the_layer_before() -> None:
@@ -91,14 +91,14 @@ def test_what_takes_no_time_lies_beside_the_layer_before() -> None:
     layers = [unit(10), unit(4), timeless]
     (plan,) = [one for one in plans(ask(layers, 1, 13, 1)) if not check(one)][:1]
     assert memory(plan)[0].peak_bytes == 13
-    step = with_layers_redone(step_data(ask(layers, 1, 13, 1)))
+    step = with_layers_recomputed(step_data(ask(layers, 1, 13, 1)))
     assert step is not None
     assert step.costs.layered.layers.passing.tolist() == [0, 8, 0]
     assert plans(ask(layers, 1, 12, 1)) == []
 
 
 @pytest.mark.parametrize(
-    ("works", "redone", "parts"),
+    ("works", "recomputed", "parts"),
     [
         ((0, 0, 0, 0), (), [(0, 3)]),
         ((0, 0, 0, 0), (1,), [(0, 0), (1, 1), (2, 3)]),
@@ -108,10 +108,10 @@ def test_what_takes_no_time_lies_beside_the_layer_before() -> None:
     ],
 )
 def test_layers_that_are_kept_are_one_stage_of_the_plan(
-    works: Sequence[int], redone: Sequence[int], parts: list[tuple[int, int]]
+    works: Sequence[int], recomputed: Sequence[int], parts: list[tuple[int, int]]
 ) -> None:
     problem = ask([unit(4, workspace_bytes=work) for work in works], 1, 100, 1)
-    again = RecomputeChoice(0, tuple((number, number) for number in redone))
+    again = RecomputeChoice(0, tuple((number, number) for number in recomputed))
     assert list_parts(problem, StageChoice(0, 4, 1, WAITING), again) == parts
     assert list_parts(problem, StageChoice(0, 4, 1, 0), again) == [(0, 3)]
 
@@ -133,7 +133,7 @@ def test_a_step_that_recomputes_by_layer_is_valid_and_not_below_its_bound(proble
 def test_a_stage_that_recomputes_by_layer_takes_no_longer_than_simulated(problem: Problem) -> None:
     problem = anywhere(problem)
     problem = replace(problem, scope=replace(problem.scope, replicas=1))
-    step = with_layers_redone(step_data(problem))
+    step = with_layers_recomputed(step_data(problem))
     assert step is not None
     search = StepSearch(step, Run(problem), late=False)
     for candidate in search.improve():
@@ -148,7 +148,7 @@ def test_the_least_memory_for_a_stage_holds_it(problem: Problem, depth: int) -> 
     layers = problem.chain.layers
     chosen = (StageChoice(0, len(layers), 1, WAITING),)
     for room in count(sum(one.weight_bytes for one in layers) + 1):
-        step = with_layers_redone(step_data(replace(problem, platform=Platform(1, room))))
+        step = with_layers_recomputed(step_data(replace(problem, platform=Platform(1, room))))
         assert step is not None
         candidates = Candidates(step, Run(step.problem), late=False)
         found = candidates.add(chosen, [depth], deeper=(0,))
@@ -162,7 +162,7 @@ def test_it_is_no_less_freedom_than_without() -> None:
     for shard in SHARDS:
         problem = replace(step.problem, scope=replace(step.problem.scope, shard=shard))
         before = step_data(problem)
-        after = with_layers_redone(before)
+        after = with_layers_recomputed(before)
         assert after is not None
         assert {*before.options} < {*after.options}
         levels = {one.shard - WAITING for one in {*after.options} - {*before.options}}
@@ -175,7 +175,7 @@ def test_where_laying_out_takes_long_a_plan_without_it_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = ask([unit(4) for _ in range(4)], 2, 14, 4)
-    step = with_layers_redone(step_data(problem))
+    step = with_layers_recomputed(step_data(problem))
     assert step is not None
     run = Run(problem, time_limit=60)
     worse = step_reports.StepReports(StepSearch(step, run), run)

@@ -67,8 +67,8 @@ def test_what_it_simulates_is_a_step_that_fits_and_takes_so_long(
     if not problem.scope.recompute:
         assert plan.pattern.period_total_ns >= search.makespan_ns
     runs = Counter((one.kind, one.stage) for one in plan.pattern.operations)
-    redone = sum(bool(stage.recompute) for stage in plan.stages)
-    assert runs.total() == count * (2 * len(plan.stages) + redone)
+    recomputed = sum(bool(stage.recompute) for stage in plan.stages)
+    assert runs.total() == count * (2 * len(plan.stages) + recomputed)
     # What comes before it is read is not counted.
     assert fits(plan, buffers=False)
     assert {violation.kind for violation in check(plan)} <= {"memory"}

@@ -117,8 +117,8 @@ def _stages(plan: Plan) -> Iterator[str]:
     """Yield of each stage its replicas, its tensor degree and its pieces, and those done again."""
     for stage in plan.stages:
         again = len([*stage.recomputed_layers])
-        redone = f"({again}~again)" if again else ""
-        yield f"{len(stage.gpus)}x{stage.tensor}:{len(stage.layer_range)}{redone}"
+        recomputed = f"({again}~again)" if again else ""
+        yield f"{len(stage.gpus)}x{stage.tensor}:{len(stage.layer_range)}{recomputed}"
 
 
 def _plan_rows(records: Records) -> list[dict[str, Any]]:

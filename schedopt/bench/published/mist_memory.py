@@ -41,10 +41,10 @@ def at_once_bytes(
         Whether it is the last stage.
     """
     stashed = stashed_bytes(operators, again, first=False, last=last)
-    redone = {
+    recomputed = {
         tensor for number, one in enumerate(again) if one for tensor in needed(operators, number)
     }
-    return AT_UPDATE * weights + held * stashed + tensor_bytes(operators, redone)
+    return AT_UPDATE * weights + held * stashed + tensor_bytes(operators, recomputed)
 
 
 def run_by_run_bytes(

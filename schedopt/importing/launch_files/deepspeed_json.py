@@ -199,12 +199,12 @@ def _read_export(
                 field=name,
                 way_out="Give pipeline.py as schedopt export wrote it",
             )
-    redone = values.get("RECOMPUTE", ())
+    recomputed = values.get("RECOMPUTE", ())
     return _flatten(config), Pipeline(
         stages=topology.get("num_pp"),
         partition=",".join(map(str, parts[:-1])),
         tensor=topology.get("num_mp", 1),
-        recompute=redone if isinstance(redone, tuple) else bool(redone),
+        recompute=recomputed if isinstance(recomputed, tuple) else bool(recomputed),
     )
 
 

@@ -234,7 +234,7 @@ def _lay_out_stages(launch: Launch, problem: Problem) -> Plan:
         tensor=launch.tensor,
         shard=launch.shard,
         copies=launch.shard_copies,
-        redone=max(map(len, launch.recompute), default=0),
+        recomputed=max(map(len, launch.recompute), default=0),
     )
     stages = [
         Stage(

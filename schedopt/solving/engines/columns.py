@@ -78,7 +78,7 @@ class SplitColumns:
         self._steps = [steps for _, steps in table.splits]
         # By split, places of each stage, then those of them that are recomputed.
         self._own = [
-            np.hstack([splits, np.minimum(splits, table.redone)]) for splits, _ in table.splits
+            np.hstack([splits, np.minimum(splits, table.recomputed)]) for splits, _ in table.splits
         ]
         self._totals = [splits.sum(axis=1) for splits, _ in table.splits]
         self.kept: list[Array] = []
@@ -86,12 +86,14 @@ class SplitColumns:
         self._columns: list[dict[int, Any]] = [{} for _ in self._own]
         solver = relaxation.solver
         self._mixed = [relaxation.row(1, 1, ()) for _ in self._own]
-        self.redone = [solver.NumVar(0, table.redone, "") for _ in range(relaxation.cuts.parts)]
+        self.recomputed = [
+            solver.NumVar(0, table.recomputed, "") for _ in range(relaxation.cuts.parts)
+        ]
         """What each stage recomputes."""
         places = zip(*relaxation.counts, strict=True)
         self._rows = [
             [relaxation.soft_row(0, 0, ((count, 1) for count in of_stage)) for of_stage in places],
-            [relaxation.soft_row(0, 0, [(redone, 1)]) for redone in self.redone],
+            [relaxation.soft_row(0, 0, [(recomputed, 1)]) for recomputed in self.recomputed],
         ]
 
     def known_ns(self, limit: int | None) -> int | None:
@@ -169,10 +171,10 @@ class SplitColumns:
         """Return the prices of a place of each stage, in whole parts of a factor."""
         return [round(row.dual_value() * factor) for row in self._rows[0]]
 
-    def least(self, places: npt.NDArray[np.object_], redone: npt.NDArray[np.object_]) -> int:
+    def least(self, places: npt.NDArray[np.object_], recomputed: npt.NDArray[np.object_]) -> int:
         """Return the least sum of prices of splits that together have all places, exactly."""
         whole = sum(self.relaxation.sizes)
-        most = sum(map(abs, (*places.tolist(), *redone.tolist()))) * whole
+        most = sum(map(abs, (*places.tolist(), *recomputed.tolist()))) * whole
         kind: Any = np.int64 if most < LARGE else object
         none = most + 1
         # The least sum of the first ranks, by the places that they have.
@@ -180,7 +182,7 @@ class SplitColumns:
         least[0] = 0
         for rank, kept in enumerate(self.kept):
             own = slice(rank, None, self._ranks)
-            prices = np.concatenate([places[own], redone[own]]).astype(kind)
+            prices = np.concatenate([places[own], recomputed[own]]).astype(kind)
             costs = self._own[rank][kept].astype(kind) @ prices
             totals = self._totals[rank][kept]
             order = np.argsort(-costs, kind="stable")

@@ -31,7 +31,7 @@ def sums(values: Iterable[int]) -> list[int]:
     return [0, *accumulate(values)]
 
 
-class RedoneLayers:
+class RecomputedLayers:
     """Which layers stages recompute: of each the first few parts that may be, each on its own.
 
     Parameters
@@ -44,18 +44,18 @@ class RedoneLayers:
 
     def __init__(self, chain: Chain, gpu: Gpu, grid: Grid, engine: Engine) -> None:
         layers, count = chain.layers, len(chain.layers)
-        units = recomputable_units(chain, engine) if grid.redone else []
+        units = recomputable_units(chain, engine) if grid.recomputed else []
         self._units = [(first, last + 1) for first, last in units]
-        redone = {number for unit in self._units for number in range(*unit)}
+        recomputed = {number for unit in self._units for number in range(*unit)}
         begins = {begin for begin, _ in self._units}
         self._forward = np.array(
             sums(
-                gpu.duration_ns(layer.forward_ns) if number in redone else 0
+                gpu.duration_ns(layer.forward_ns) if number in recomputed else 0
                 for number, layer in enumerate(layers)
             )
         )
         self._saved = np.array(
-            sums(layer.saved if number in redone else 0 for number, layer in enumerate(layers))
+            sums(layer.saved if number in recomputed else 0 for number, layer in enumerate(layers))
         )
         self._inputs = np.array(
             sums(input_bytes(chain, number) if number in begins else 0 for number in range(count))
@@ -64,7 +64,7 @@ class RedoneLayers:
         self._begins = begins
         self._first = np.full(count + 1, count, dtype=np.int64)
         self._last = np.full(count + 1, 0, dtype=np.int64)
-        self._most = min(grid.redone, len(self._units))
+        self._most = min(grid.recomputed, len(self._units))
         for layer in range(count + 1):
             own = [unit for unit in self._units if unit[0] >= layer][: self._most]
             self._first[layer] = own[0][0] if own else count

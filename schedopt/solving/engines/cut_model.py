@@ -71,7 +71,7 @@ class EngineCutModel:
         self._exchange = np.array(self.costs.exchange)
         self._trips = cuts.sent[:, :, self.ends[:-1]]
         self.begins = self._place_stages()
-        self.redone = self._count_redone()
+        self.recomputed = self._count_recomputed()
         self._fit()
 
     def _place_stages(self) -> list[LinearExpr | cp_model.IntVar | int]:
@@ -135,9 +135,9 @@ class EngineCutModel:
             model.add_allowed_assignments(totals[rank :: self.cuts.ranks], splits.tolist())
         return [0, *(1 + sum(totals[:number]) for number in range(1, parts)), places]
 
-    def _count_redone(self) -> Sequence[LinearExpr | cp_model.IntVar | int]:
+    def _count_recomputed(self) -> Sequence[LinearExpr | cp_model.IntVar | int]:
         """Return how many places each stage recomputes: as many as it may, the first ones."""
-        costs, most, parts = self.costs, self.cuts.grid.redone, range(self.cuts.parts)
+        costs, most, parts = self.costs, self.cuts.grid.recomputed, range(self.cuts.parts)
         if not any(costs.may_redo):
             return [0 for _ in parts]
         self.again_ns, self.returned, self.spared = (
@@ -145,24 +145,26 @@ class EngineCutModel:
             for choose, row in (
                 (min, costs.again),
                 (min, costs.saved),
-                (max, map(sub, costs.saved, costs.saved_redone)),
+                (max, map(sub, costs.saved, costs.saved_recomputed)),
             )
         )
         if any(len({costs.may_redo[place] for place in run}) > 1 for run in self.runs):
             # Places that may not are not told apart: then any number of them, at no cost.
             self.again_ns = self.returned = 0
             self.spared = max(0, self.spared)
-            redone = [self.model.new_int_var(0, min(most, len(self.ends)), "redone") for _ in parts]
-            for number, own in zip(parts, redone, strict=True):
+            recomputed = [
+                self.model.new_int_var(0, min(most, len(self.ends)), "recomputed") for _ in parts
+            ]
+            for number, own in zip(parts, recomputed, strict=True):
                 self.model.add(own <= self._in_stage(number, [1] * len(self.ends)))
-            return redone
+            return recomputed
         counts = [self._in_stage(number, [*map(int, costs.may_redo)]) for number in parts]
         if most >= len(self.ends):
             return counts
-        redone = [self.model.new_int_var(0, most, "redone") for _ in counts]
-        for own, count in zip(redone, counts, strict=True):
+        recomputed = [self.model.new_int_var(0, most, "recomputed") for _ in counts]
+        for own, count in zip(recomputed, counts, strict=True):
             self.model.add_min_equality(own, [count, most])
-        return redone
+        return recomputed
 
     def _in_stage(self, number: int, row: Sequence[int]) -> LinearExpr | int:
         """Return the sum of what each place costs that a stage has, row[place], or less."""
@@ -194,7 +196,7 @@ class EngineCutModel:
             row = ahead * forth + behind * back + sum(last) * self._exchange
             costs.append((row // unit).tolist())
             if behind and any(self.costs.may_redo):
-                total += behind * self.again_ns // unit * self.redone[number]
+                total += behind * self.again_ns // unit * self.recomputed[number]
         self.model.add(self._sum(costs) + total <= self.goal)
 
     def _sent(self, path: CriticalPath) -> LinearExpr | int:
@@ -242,7 +244,7 @@ class EngineCutModel:
                     )
                     if any(costs.may_redo):
                         back = self.returned if number // cuts.ranks == chunk else 0
-                        held += (back - count * self.spared) // unit * self.redone[number]
+                        held += (back - count * self.spared) // unit * self.recomputed[number]
                 running = chunk * cuts.ranks + rank
                 held += (self._awaited(running) + self._workspace(running)) // unit
                 self.model.add(held <= room // unit)

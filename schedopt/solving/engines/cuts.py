@@ -18,7 +18,7 @@ from schedopt.chain import Layer
 from schedopt.engine import first_of_predictors, may_be_empty, stage_begins
 from schedopt.network import Resource
 from schedopt.problem import Problem
-from schedopt.solving.engines.costs import GradientExchange, RedoneLayers, sums
+from schedopt.solving.engines.costs import GradientExchange, RecomputedLayers, sums
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.order import EngineOrder
 from schedopt.stage import Stage
@@ -96,7 +96,7 @@ class EngineCuts:
         self.weights = sums(map(self._state_bytes, chain.layers))
         self.saved = sums(layer.saved for layer in chain.layers)
         self.workspaces = [layer.workspace_bytes or 0 for layer in chain.layers]
-        self.redone = RedoneLayers(chain, self.gpus[0], grid, problem.scope.engine)
+        self.recomputed = RecomputedLayers(chain, self.gpus[0], grid, problem.scope.engine)
         self.exchange = GradientExchange(problem, grid, chain) if updates else None
         self.costs = cache(self._costs)
 
@@ -121,7 +121,7 @@ class EngineCuts:
                 gpus=tuple(
                     grid.gpu(number % self.ranks, replica) for replica in range(grid.replicas)
                 ),
-                recompute=self.redone.runs(begin, end),
+                recompute=self.recomputed.runs(begin, end),
                 shard=grid.shard,
                 shard_copies=grid.copies,
                 tensor=grid.tensor,
@@ -202,18 +202,18 @@ class EngineCuts:
 
     def _costs(self, begin: int, end: int) -> _StageCosts:
         """Return what a stage costs."""
-        redone, saved_input = self.redone, self.chain.layers[begin].saved_input_bytes or 0
-        again = int(redone.again_ns(begin, end))
+        recomputed, saved_input = self.recomputed, self.chain.layers[begin].saved_input_bytes or 0
+        again = int(recomputed.again_ns(begin, end))
         kept = self.saved[end] - self.saved[begin] + (saved_input if 0 < begin < end else 0)
         most = max(self.workspaces[begin:end], default=0)
-        runs = redone.runs(begin, end)
+        runs = recomputed.runs(begin, end)
         if runs and again and end < self.layers and self.ranks > 1:
             largest = max(max(self.workspaces[first : last + 1]) for first, last in runs)
             most = max(most, largest + self.chain.layers[end - 1].activation_bytes)
         return _StageCosts(
             again_ns=again,
-            kept_bytes=kept - int(redone.spared_bytes(begin, end)),
-            running_bytes=int(redone.returned_bytes(begin, end)) + most,
+            kept_bytes=kept - int(recomputed.spared_bytes(begin, end)),
+            running_bytes=int(recomputed.returned_bytes(begin, end)) + most,
         )
 
     def _stage_of(self, layer: int, begins: FirstLayers) -> int:
@@ -260,7 +260,7 @@ class EngineCuts:
         forth, back = np.array(self.lengths)
         kinds = [
             forth[ranks, ends] - forth[ranks, begins],
-            back[ranks, ends] - back[ranks, begins] + self.redone.again_ns(begins, ends),
+            back[ranks, ends] - back[ranks, begins] + self.recomputed.again_ns(begins, ends),
         ]
         if self.exchange is not None:
             kinds.append(self.exchange.times_ns(ranks, begins, ends))
@@ -294,7 +294,7 @@ class EngineCuts:
         """Return what a step takes in which only one thing runs at a time, ns, or more."""
         # Empty stages send the same once more. Shares of a tensor group are rounded up.
         sent = (self.parts - 1) * int(self.sent.max())
-        work = max(row[-1] for row in self.work) + self.redone.most_ns
+        work = max(row[-1] for row in self.work) + self.recomputed.most_ns
         last = 0
         if self.exchange is not None:
             every, ends = np.arange(self.ranks), np.full(self.ranks, self.layers)

@@ -37,7 +37,7 @@ class Grid:
         What replicas share.
     copies : int
         g, of each shard: replicas share in groups of d / g.
-    redone : int
+    recomputed : int
         How many layers are recomputed in each stage at most, the first ones.
     """
 
@@ -47,7 +47,7 @@ class Grid:
     tensor: int = 1
     shard: Shard = "none"
     copies: int = 1
-    redone: int = 0
+    recomputed: int = 0
 
     @property
     def parts(self) -> int:
@@ -76,8 +76,8 @@ def grids_of(problem: Problem, units: int) -> Iterator[Grid]:
     for ranks in range(min(units, len(problem.platform.gpus)), 0, -1):
         most = units // ranks if _interleaves(problem, ranks, 1) else 1
         for chunks in range(1, most + 1):
-            for redone in _recompute(problem, units, ranks * chunks):
-                yield Grid(ranks=ranks, chunks=chunks, redone=redone)
+            for recomputed in _recompute(problem, units, ranks * chunks):
+                yield Grid(ranks=ranks, chunks=chunks, recomputed=recomputed)
 
 
 def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
@@ -96,7 +96,7 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
                 several = chunks > 1
                 if parts > units or (several and not _interleaves(problem, ranks, replicas)):
                     break
-                for redone in _recompute(problem, units, parts):
+                for recomputed in _recompute(problem, units, parts):
                     for shard, copies in _shards(problem, replicas, chunks):
                         yield Grid(
                             ranks=ranks,
@@ -105,7 +105,7 @@ def _training_grids(problem: Problem, units: int) -> Iterator[Grid]:
                             tensor=tensor,
                             shard=shard,
                             copies=copies,
-                            redone=redone,
+                            recomputed=recomputed,
                         )
 
 

@@ -62,7 +62,7 @@ def count_operations(problem: Problem, grid: Grid, *, folded: bool = False) -> i
 
     A fold does not spell out the chunks that go round rings.
     """
-    whole = (2 + (grid.redone > 0)) * grid.parts * (problem.scope.microbatches or 1)
+    whole = (2 + (grid.recomputed > 0)) * grid.parts * (problem.scope.microbatches or 1)
     fold = find_fold(problem, grid) if folded else 1
     if fold > 1:
         return whole // fold

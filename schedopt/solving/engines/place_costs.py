@@ -36,7 +36,7 @@ class PlaceCosts:
         What follows the last backward of its stage, ns.
     weights, workspace : sequence of int
         All the time, and while it runs, bytes.
-    saved, saved_redone : sequence of int
+    saved, saved_recomputed : sequence of int
         Of a micro-batch in flight, and if it is recomputed, bytes. 0 of what takes no time:
         micro-batches may come one after the other at one instant.
     awaited : sequence of int
@@ -52,7 +52,7 @@ class PlaceCosts:
     weights: Sequence[int]
     workspace: Sequence[int]
     saved: Sequence[int]
-    saved_redone: Sequence[int]
+    saved_recomputed: Sequence[int]
     awaited: Sequence[int]
     may_redo: Sequence[bool]
 
@@ -75,17 +75,19 @@ class PlaceCosts:
         return cls(
             forward=forward.tolist(),
             backward=backward.tolist(),
-            again=cuts.redone.each_ns(begins, ends).tolist(),
+            again=cuts.recomputed.each_ns(begins, ends).tolist(),
             exchange=exchange.tolist(),
             weights=weights.tolist(),
             workspace=[
                 min(cuts.workspaces[begin:end]) for begin, end in zip(begins, ends, strict=True)
             ],
             saved=np.where(lasts, saved, 0).tolist(),
-            saved_redone=np.where(lasts, saved - cuts.redone.each_spared(begins, ends), 0).tolist(),
+            saved_recomputed=np.where(
+                lasts, saved - cuts.recomputed.each_spared(begins, ends), 0
+            ).tolist(),
             awaited=[
                 cuts.chain.layers[end - 1].activation_bytes if cuts.ranks > 1 else 0
                 for end in ends.tolist()
             ],
-            may_redo=cuts.redone.may_redo(begins).tolist(),
+            may_redo=cuts.recomputed.may_redo(begins).tolist(),
         )

@@ -63,7 +63,7 @@ class EngineRelaxation:
         self.sizes = [len(run) for run in runs[1:-1]]
         costs = PlaceCosts.of(cuts)
         # Some of a stage only recomputed: then none of it counts.
-        every = cuts.grid.redone >= len(cuts.places)
+        every = cuts.grid.recomputed >= len(cuts.places)
         backward = [
             back + (again if every else 0)
             for back, again in zip(costs.backward, costs.again, strict=True)
@@ -154,8 +154,8 @@ class EngineRelaxation:
         """Fit weights and what stages hold into the memory of each rank."""
         cuts = self.cuts
         kept = costs.saved
-        if cuts.grid.redone:
-            kept = [min(pair) for pair in zip(costs.saved, costs.saved_redone, strict=True)]
+        if cuts.grid.recomputed:
+            kept = [min(pair) for pair in zip(costs.saved, costs.saved_recomputed, strict=True)]
         of_run = [
             (min(costs.weights[run.start : run.stop]), min(kept[run.start : run.stop]))
             for run in runs[1:-1]
@@ -194,8 +194,8 @@ class EngineRelaxation:
         row = self.row(constant / self.unit, self.solver.infinity(), [(self.step, 1)])
         if self.columns is not None and self.again:
             again = self.again * operations[1]
-            for redone, factor in zip(self.columns.redone, again.tolist(), strict=True):
-                row.SetCoefficient(redone, -factor / self.unit)
+            for recomputed, factor in zip(self.columns.recomputed, again.tolist(), strict=True):
+                row.SetCoefficient(recomputed, -factor / self.unit)
             self._again.append(again.astype(object))
         for number, stage in np.argwhere(factors).tolist():
             row.SetCoefficient(
@@ -268,8 +268,8 @@ class EngineRelaxation:
         """Return times of operations and transfers of a cut by kind, ns."""
         lengths = np.rint(self.each @ counts).astype(np.int64) + self.alone
         if self.columns is not None and self.again:
-            redone = [again.solution_value() for again in self.columns.redone]
-            lengths[1] += np.rint(self.again * np.array(redone)).astype(np.int64)
+            recomputed = [again.solution_value() for again in self.columns.recomputed]
+            lengths[1] += np.rint(self.again * np.array(recomputed)).astype(np.int64)
         return lengths.reshape(-1), self.sent
 
     def _prove(self, branch: Branch) -> int:

@@ -83,7 +83,9 @@ def start_from(others: Sequence[EngineShape], shapes: Sequence[EngineShape], run
     """Improve the best cuts of another engine, on the grids that differ least from its own."""
     for other in others:
         alike = [
-            shape for shape in shapes if replace(other.grid, redone=shape.grid.redone) == shape.grid
+            shape
+            for shape in shapes
+            if replace(other.grid, recomputed=shape.grid.recomputed) == shape.grid
         ]
         same = [shape for shape in alike if shape.grid == other.grid]
         for shape in same or alike:

@@ -50,7 +50,7 @@ class StageSpans:
         """The layers at which stages may begin, and the number of layers."""
         self.begins: Array = np.minimum.outer(self.nodes, self.nodes)
         self.ends: Array = np.broadcast_to(self.nodes, self.begins.shape)
-        again = cuts.redone.again_ns(self.begins, self.ends)
+        again = cuts.recomputed.again_ns(self.begins, self.ends)
         self.groups = groups_of(cuts)
         """Places that cost the same, and the others: (G, K)."""
         self.times = [self._times(rank, again) for rank in range(cuts.ranks)]
@@ -97,7 +97,7 @@ class StageSpans:
         cuts, begins, ends = self.cuts, self.begins, self.ends
         saved = np.array(cuts.saved)
         received = np.array([layer.saved_input_bytes or 0 for layer in cuts.chain.layers] + [0])
-        kept: Array = saved[ends] - saved[begins] - cuts.redone.spared_bytes(begins, ends)
+        kept: Array = saved[ends] - saved[begins] - cuts.recomputed.spared_bytes(begins, ends)
         kept += np.where((begins > 0) & (begins < ends), received[begins], 0)
         return kept
 
@@ -138,7 +138,7 @@ class StageSpans:
             behind = self.nodes[number + 1 :]
             largest = np.maximum.accumulate(self.cuts.workspaces[first:])
             most[number, number + 1 :] = largest[behind - first - 1]
-        found: Array = most + self.cuts.redone.returned_bytes(self.begins, self.ends)
+        found: Array = most + self.cuts.recomputed.returned_bytes(self.begins, self.ends)
         return found
 
     def costs(self, counts: Array) -> Array:

@@ -49,7 +49,7 @@ class RankTable:
         is at least, ns. Empty where too many are possible.
     reach_ns : int
         All splits are there with which a step may be shorter than this.
-    redone, again_ns : int
+    recomputed, again_ns : int
         How many layers of the middle each stage recomputes at most, and how long each takes; 0
         where that does not follow from how many it has.
     """
@@ -58,7 +58,7 @@ class RankTable:
     begins: FirstLayers | None = None
     splits: tuple[tuple[Array, Array], ...] = ()
     reach_ns: int = NEVER
-    redone: int = 0
+    recomputed: int = 0
     again_ns: int = 0
 
     def within(self, longest_ns: int) -> list[Array]:
@@ -77,7 +77,7 @@ class _Unit(NamedTuple):
     exchange: int
     weights: int
     kept: int
-    kept_redone: int
+    kept_recomputed: int
 
 
 @lru_cache(maxsize=16)
@@ -139,7 +139,7 @@ class _Table:
                 costs.exchange,
                 costs.weights,
                 costs.saved,
-                costs.saved_redone,
+                costs.saved_recomputed,
                 strict=True,
             )
         ]
@@ -150,15 +150,15 @@ class _Table:
         """Of any part, and of one of the middle."""
         # Behind a recompute that takes no time nothing waits.
         self.awaited = min(costs.awaited[1:-1]) if self.middle.again else 0
-        self.redone = min(cuts.grid.redone, self.middle_count)
+        self.recomputed = min(cuts.grid.recomputed, self.middle_count)
         self.again, self.returned = self.middle.again, self.middle.kept
         if not all(costs.may_redo[1:-1]):
             # Which ones a stage recomputes does not follow from how many it has.
             self.again = self.returned = self.awaited = 0
-            least = min(self.middle.kept, self.middle.kept_redone)
-            self.middle = self.middle._replace(kept_redone=least)
+            least = min(self.middle.kept, self.middle.kept_recomputed)
+            self.middle = self.middle._replace(kept_recomputed=least)
         if not any(costs.may_redo):
-            self.redone = 0
+            self.recomputed = 0
         parts, ranks = cuts.parts, cuts.ranks
         self.inside = 0 if cuts.may_be_empty else 1
         """Places that stages have at least which are neither the first nor the last one."""
@@ -199,8 +199,8 @@ class _Table:
             self._layout(values, chosen, bound),
             tuple(found),
             reach,
-            self.redone if self.again else 0,
-            self.again if self.redone else 0,
+            self.recomputed if self.again else 0,
+            self.again if self.recomputed else 0,
         )
 
     def _least(self, values: Array) -> int | None:
@@ -261,8 +261,8 @@ class _Table:
             if (most - rows.sum(axis=1) + 1).sum() > MOST_LOOKED_AT:
                 return None
             rows = _with_one_more(rows, most)
-            again = np.minimum(rows, self.redone)
-            kept = self.middle.kept * (rows - again) + self.middle.kept_redone * again
+            again = np.minimum(rows, self.recomputed)
+            kept = self.middle.kept * (rows - again) + self.middle.kept_recomputed * again
             held = (kept @ vectors[:, :number].T).max(axis=1)
             rows = rows[held + self.middle.weights * rows.sum(axis=1) <= room]
         # The other ranks have no more than so many either.
@@ -277,7 +277,7 @@ class _Table:
         least[0] *= not is_first
         least[-1] *= not is_last
         layers = layers[(layers >= least).all(axis=1)]
-        again = np.minimum(layers, self.redone)
+        again = np.minimum(layers, self.recomputed)
         layers, again = self._fitting(rank, layers, again)
         forward, backward, exchange = (
             getattr(middle, name) * layers for name in ("forward", "backward", "exchange")
@@ -290,7 +290,7 @@ class _Table:
         before, behind = cuts.order.ends[rank]
         late = count * forward - before * forward
         early = count * backward - behind * backward
-        recomputes = self.again * min(1, self.redone)
+        recomputes = self.again * min(1, self.recomputed)
         hop_ahead, hop_back = sum(self.ahead[:rank]), sum(self.back[:rank])
         come = go = 0
         if rank:
@@ -304,7 +304,7 @@ class _Table:
         for unit in (self.first, self.last):
             ahead += unit.forward
             back += unit.backward
-        others = np.minimum(self.redone, self.middle_count - layers.sum(axis=1))
+        others = np.minimum(self.recomputed, self.middle_count - layers.sum(axis=1))
         all_back = back + self.again * (again.sum(axis=1) + others)
         turn = turn_ahead = 0
         between = (cuts.ranks - 2 - rank) * self.inside
@@ -338,12 +338,12 @@ class _Table:
 
         cuts, middle = self.cuts, self.middle
         weights = middle.weights * layers.sum(axis=1)
-        kept = middle.kept * (layers - again) + middle.kept_redone * again
+        kept = middle.kept * (layers - again) + middle.kept_recomputed * again
         any_part, inner = self.workspaces
         alone = np.full(cuts.chunks, any_part if self.inside else 0)
         for place, unit in self._ends(rank):
             weights = weights + unit.weights
-            kept[:, place] += min(unit.kept, unit.kept_redone)
+            kept[:, place] += min(unit.kept, unit.kept_recomputed)
             alone[place] = any_part
         awaited = np.full(cuts.chunks, self.awaited)
         if rank + 1 == cuts.ranks:

@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
 def copy(source: Choice, target: Choice) -> None:
     """Copy what is chosen."""
     for layer in range(source.gpu.shape[0]):
-        target.gpu[layer], target.redone[layer] = source.gpu[layer], source.redone[layer]
+        target.gpu[layer], target.recomputed[layer] = source.gpu[layer], source.recomputed[layer]
     for number in range(2):
         target.rule[number] = source.rule[number]
 
@@ -107,12 +107,12 @@ def move(step: Step, to: Choice, room: Room, draw: Draw) -> None:
     one, other = first + below(draw, end - first), first + below(draw, end - first)
     one, other = min(one, other), max(one, other) + 1
     if t.recompute and draw.random() < RECOMPUTE_SHARE:
-        value = 1 - to.redone[one]
+        value = 1 - to.recomputed[one]
         if left < 0.2:
             one, other = first, end
         elif left < 0.6:
             other = one + 1
-        paint(to.redone, one, other, value)
+        paint(to.recomputed, one, other, value)
         return
     if left < SHIFT_CUTS:
         if stages == 1:

@@ -95,25 +95,25 @@ class FlushSearch:
             number = np.minimum((middle * stages).astype(np.int64), stages - 1)
             back = np.where(number < tables.gpus, number, stages - 1 - number)
             for gpu in (number % tables.gpus, back) if chunks == 2 else (number % tables.gpus,):
-                for redone in range(1 + tables.recompute):
-                    yield self._choice(gpu, np.full_like(gpu, redone))
+                for recomputed in range(1 + tables.recompute):
+                    yield self._choice(gpu, np.full_like(gpu, recomputed))
 
-    def _choice(self, gpu: Ints, redone: Ints) -> Choice:
+    def _choice(self, gpu: Ints, recomputed: Ints) -> Choice:
         """Return a choice, with layers that must share a GPU on that of the first of them."""
         for group in self.problem.chain.same_gpu:
             gpu[[*group]] = gpu[group[0]]
-        return Choice(gpu, redone, np.array([self.step.microbatches, 0], dtype=np.int64))
+        return Choice(gpu, recomputed, np.array([self.step.microbatches, 0], dtype=np.int64))
 
     def start_of(self, stages: Sequence[Stage]) -> Choice | None:
         """Return what stages choose; None where they take more groups of GPUs than there are."""
         groups = {gpus: n for n, gpus in enumerate(dict.fromkeys(one.gpus for one in stages))}
         if len(groups) > self.step.tables.gpus:
             return None
-        gpu, redone = (np.zeros(self.step.tables.layers, dtype=np.int64) for _ in range(2))
+        gpu, recomputed = (np.zeros(self.step.tables.layers, dtype=np.int64) for _ in range(2))
         for one in stages:
             gpu[one.first : one.last + 1] = groups[one.gpus]
-            redone[[*one.recomputed_layers]] = 1
-        return self._choice(gpu, redone)
+            recomputed[[*one.recomputed_layers]] = 1
+        return self._choice(gpu, recomputed)
 
     def begin(self, start: Choice, moves: int) -> None:
         """Look for a better step from a start on."""
@@ -136,10 +136,10 @@ class FlushSearch:
         """Return the stages of the best step, and what runs, as it starts."""
         copy_choice(self._best, self._work.now)
         anneal(self.step, self._work, self._draw, Schedule(0, 0, HOT, COLD))
-        room, redone = self._work.room, np.flatnonzero(self._best.redone).tolist()
+        room, recomputed = self._work.room, np.flatnonzero(self._best.recomputed).tolist()
         stages = []
         for row in room.stage[: room.counts[0]]:
-            own = [layer for layer in redone if row[FIRST] <= layer < row[END]]
+            own = [layer for layer in recomputed if row[FIRST] <= layer < row[END]]
             # Neighbours differ from their place in the list by the same.
             runs = [[*one] for _, one in groupby(enumerate(own), lambda pair: pair[1] - pair[0])]
             again = tuple((one[0][1], one[-1][1]) for one in runs)

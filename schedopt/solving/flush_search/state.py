@@ -95,13 +95,13 @@ class Choice(NamedTuple):
     ----------
     gpu : (L,) array
         Of each layer. Neighbours on one GPU are a stage.
-    redone : (L,) array
+    recomputed : (L,) array
         1 where a layer is recomputed.
     rule : (2,) array
     """
 
     gpu: Ints
-    redone: Ints
+    recomputed: Ints
     rule: Ints
 
 

@@ -69,10 +69,10 @@ def read_stages(step: Step, choice: Choice, room: Room) -> None:
             stage[stages, T_FORWARD + kind] = time
         stage[stages, SYNC] = step.sync[end] - step.sync[first]
         for layer in range(first, end):
-            behind = layer > first and choice.redone[layer - 1]
+            behind = layer > first and choice.recomputed[layer - 1]
             workspace = t.layer[layer, tables.WORKSPACE]
             stage[stages, WORKSPACE] = max(stage[stages, WORKSPACE], workspace)
-            if choice.redone[layer]:
+            if choice.recomputed[layer]:
                 stage[stages, T_AGAIN] += t.time[gpu, 0, layer + 1] - t.time[gpu, 0, layer]
                 stage[stages, AGAIN] += t.layer[layer, tables.SAVED]
                 if not behind:
@@ -151,8 +151,8 @@ def has_room(room: Room, p: int, s: int, kind: int, most: int) -> bool:
         needed = 0
         for place in range(gpu[p, STAGES]):
             other = room.own[p, place]
-            redone = stage[other, BEGUN + REDO] + (other == s and kind == REDO)
-            again = stage[other, AGAIN] if redone <= stage[other, BEGUN + BACKWARD] else 0
+            recomputed = stage[other, BEGUN + REDO] + (other == s and kind == REDO)
+            again = stage[other, AGAIN] if recomputed <= stage[other, BEGUN + BACKWARD] else 0
             needed = max(needed, again + stage[other, WORKSPACE])
         if gpu[p, HELD] + stage[s, AGAIN if kind else KEPT] + needed > most:
             return False

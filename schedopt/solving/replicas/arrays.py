@@ -38,9 +38,9 @@ def keeps_all(shard: int) -> bool:
 class Layers(NamedTuple):
     """What is known of each layer; ns and bytes.
 
-    `kept` is what a layer that is a stage of its own keeps of a micro-batch, `redone` what it keeps
-    if it is recomputed: its input. `saved` then comes back. `passing` is what the layers behind it
-    keep that take no time: it may be there at the last instant of its own.
+    `kept` is what a layer that is a stage of its own keeps of a micro-batch, `recomputed` what it
+    keeps if it is recomputed: its input. `saved` then comes back. `passing` is what the layers
+    behind it keep that take no time: it may be there at the last instant of its own.
     """
 
     forward: Array
@@ -52,7 +52,7 @@ class Layers(NamedTuple):
     workspace: Array
     saved: Array
     kept: Array
-    redone: Array
+    recomputed: Array
     passing: Array
 
 
@@ -65,10 +65,10 @@ class Layered(NamedTuple):
         Of a level and a number of replicas, the place in the tables; -1 if there is none.
     kept : (L + 1,) array
         Sums of what layers keep, bytes.
-    taken, taken_redone : (N, L, L) array
+    taken, taken_recomputed : (N, L, L) array
         Bytes that are not there for what micro-batches in flight keep: at most; if nothing is
         recomputed, and if something may be.
-    least, least_redone : (N, L, L) array
+    least, least_recomputed : (N, L, L) array
         At least.
     late : (2, N, L, L) array
         How long forwards and backwards wait for weights and gradients, ns.
@@ -86,9 +86,9 @@ class Layered(NamedTuple):
     rows: Array
     kept: Array
     taken: Array
-    taken_redone: Array
+    taken_recomputed: Array
     least: Array
-    least_redone: Array
+    least_recomputed: Array
     late: Array
     fetch: Array
     prices: Floats

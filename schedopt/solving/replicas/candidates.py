@@ -22,7 +22,7 @@ from schedopt.solving.replicas.arrays import (
 )
 from schedopt.solving.replicas.copies import copy_trips
 from schedopt.solving.replicas.costs import describe_stages
-from schedopt.solving.replicas.redone import choose_redone
+from schedopt.solving.replicas.recomputed_layers import choose_recomputed
 from schedopt.solving.replicas.timing import ORDERS, Simulation
 from schedopt.solving.run import Run
 
@@ -118,7 +118,7 @@ class Candidates:
         self._noted_ns = NEVER
         self._lighter: dict[Candidate, Candidate] = {}
         self._choices: dict[tuple[int, ...], RecomputeChoice | None] = {}
-        self._redone: dict[tuple[int, ...], RecomputeChoice | None] = {}
+        self._recomputed: dict[tuple[int, ...], RecomputeChoice | None] = {}
         gpus, layers = step.machine.gpus, len(step.costs.load) - 1
         self._simulation = Simulation(min(gpus, layers), gpus, step.count)
 
@@ -313,17 +313,17 @@ class Candidates:
         if not self.step.problem.scope.recompute:
             return None
         key = (*stage, count)
-        if key not in self._redone:
-            redone = choose_redone(self.step, *stage[:4], count)
-            if redone is not None:
-                numbers = stage.first + np.flatnonzero(redone)
+        if key not in self._recomputed:
+            recomputed = choose_recomputed(self.step, *stage[:4], count)
+            if recomputed is not None:
+                numbers = stage.first + np.flatnonzero(recomputed)
                 time = layered.layers.forward[numbers].sum()
                 if stage.shard >= WAITING:
                     time += layered.fetch[layered.rows[stage.shard, stage.replicas], numbers].sum()
                 runs = tuple((int(number), int(number)) for number in numbers)
                 found = RecomputeChoice(int(time), runs)
-            self._redone[key] = found
-        return self._redone[key]
+            self._recomputed[key] = found
+        return self._recomputed[key]
 
     def _load(
         self,

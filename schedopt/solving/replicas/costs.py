@@ -26,7 +26,7 @@ from schedopt.solving.replicas.arrays import (
     Machine,
     StepData,
 )
-from schedopt.solving.replicas.layered import is_whole, redone_ns, row_of
+from schedopt.solving.replicas.layered import is_whole, layered_recompute_ns, row_of
 
 
 @njit_kernel
@@ -246,7 +246,7 @@ def stage_recompute_ns(
     """Return the same of a stage that may run layer by layer: see `row_of`."""
     if row < 0:
         return recompute_ns(costs, group, which, first, end, spare)
-    return redone_ns(costs.layered, first, end, costs.counts[which], spare)
+    return layered_recompute_ns(costs.layered, first, end, costs.counts[which], spare)
 
 
 @njit_kernel

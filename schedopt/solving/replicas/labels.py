@@ -23,7 +23,7 @@ from schedopt.solving.replicas.costs import (
     spare_bytes,
     stage_recompute_ns,
 )
-from schedopt.solving.replicas.layered import is_whole, one_fits, redone_ns, row_of
+from schedopt.solving.replicas.layered import is_whole, layered_recompute_ns, one_fits, row_of
 from schedopt.solving.replicas.least_spans import behind_link, next_span
 
 LABELS: Final = 4
@@ -76,7 +76,7 @@ def stage_span(
     first: int,
     end: int,
     room: int,
-    room_redone: int,
+    room_recomputed: int,
     own: int,
     work: int,
     behind: int,
@@ -84,8 +84,8 @@ def stage_span(
 ) -> tuple[int, int, int]:
     """Return span, micro-batches in flight and time of recompute of a stage; NEVER if none fits.
 
-    `room` is there for activations if nothing is recomputed, and `room_redone` if something may be,
-    bytes.
+    `room` is there for activations if nothing is recomputed, and `room_recomputed` if something
+    may be, bytes.
     """
     free = most_in_flight(costs, group, row, first, end, room, own)
     span = next_span(behind, work, 0, modulus)
@@ -94,7 +94,7 @@ def stage_span(
     for which in range(costs.counts.shape[0]):
         if costs.counts[which] <= free:
             continue
-        least = stage_recompute_ns(costs, group, which, row, first, end, room_redone)
+        least = stage_recompute_ns(costs, group, which, row, first, end, room_recomputed)
         if least >= NEVER:
             break
         span = next_span(behind, work, least, modulus)
@@ -180,19 +180,22 @@ def extend_labels(costs: Costs, machine: Machine, labels: Labels, group: int, fi
                 continue
             if row < 0:
                 left = spare_bytes(costs, group, first, end, copies, shard, workspace, room)
-                left_redone = left
+                left_recomputed = left
                 if left < costs.saved[group, end] - costs.saved[group, first]:
                     continue
             else:
                 left = room - costs.layered.taken[row, first, length]
-                left_redone = room - costs.layered.taken_redone[row, first, length]
+                left_recomputed = room - costs.layered.taken_recomputed[row, first, length]
                 kept = costs.layered.kept[end] - costs.layered.kept[first]
-                if left < kept and redone_ns(costs.layered, first, end, 1, left_redone) >= NEVER:
+                if (
+                    left < kept
+                    and layered_recompute_ns(costs.layered, first, end, 1, left_recomputed) >= NEVER
+                ):
                     if costs.counts.shape[0] == 0 or not one_fits(
                         costs.layered.layers, first, end, replicas, shard, room, False
                     ):
                         continue
-                    left_redone = room - costs.layered.least_redone[row, first, length]
+                    left_recomputed = room - costs.layered.least_recomputed[row, first, length]
             near = collective_ns(costs, machine, group, first, end, copies, shard, 0, False)
             # All chunks take the slow hops in turn, and the others wait for them.
             far = collective_ns(costs, machine, group, first, end, copies, shard, copies - 1, False)
@@ -227,7 +230,7 @@ def extend_labels(costs: Costs, machine: Machine, labels: Labels, group: int, fi
                         first,
                         end,
                         left,
-                        left_redone,
+                        left_recomputed,
                         own,
                         work,
                         waited,

@@ -146,7 +146,7 @@ class Tables(NamedTuple):
     fetch, take : (N, L) array
         How long the weights of a layer come, and its gradients go home, ns.
     found : (4, N, L, L) array
-        `taken`, `taken_redone`, `least` and `least_redone`.
+        `taken`, `taken_recomputed`, `least` and `least_recomputed`.
     late : (2, N, L, L) array
     """
 
@@ -182,16 +182,16 @@ def fill_tables(tables: Tables) -> None:
 @njit_kernel
 def most_beside(layers: Layers, first: int, end: int, replicas: int, shard: int, which: int) -> int:
     """Return what a stage needs beside its share and what micro-batches keep, bytes."""
-    least, redone = which >= 2, which % 2 == 1
+    least, recomputed = which >= 2, which % 2 == 1
     most = behind = 0
     for layer in range(end - 1, first - 1, -1):
         forward = forward_bytes(layers, first, end, layer, replicas, shard, False, least)
         backward = backward_bytes(layers, first, end, layer, replicas, shard, False, least)
-        kept, again = layers.kept[layer], layers.redone[layer]
-        if redone and not least:
+        kept, again = layers.kept[layer], layers.recomputed[layer]
+        if recomputed and not least:
             backward += layers.saved[layer]
         most = max(most, max(forward, backward) - behind)
-        if redone:
+        if recomputed:
             kept = max(kept, again) if least else min(kept, again)
         behind += kept
     return int(most)
@@ -228,7 +228,7 @@ def row_of(layered: Layered, replicas: int, shard: int) -> int:
 
 
 @njit_kernel
-def redone_ns(layered: Layered, first: int, end: int, count: int, spare: int) -> int:
+def layered_recompute_ns(layered: Layered, first: int, end: int, count: int, spare: int) -> int:
     """Return a bound on the least recompute of a micro-batch with `count` in flight, ns.
 
     Each layer is kept or recomputed, so whatever the price of a byte, what is worth it is at least
@@ -267,20 +267,20 @@ def one_fits(
     for layer in range(first, end):
         forward = forward_bytes(layers, first, end, layer, replicas, shard, True, least)
         backward = backward_bytes(layers, first, end, layer, replicas, shard, True, least)
-        kept, redone = layers.kept[layer], layers.redone[layer]
+        kept, recomputed = layers.kept[layer], layers.recomputed[layer]
         may_keep = held + kept + max(forward, backward) <= room
-        again = held + redone + max(forward, backward + layers.saved[layer]) <= room
+        again = held + recomputed + max(forward, backward + layers.saved[layer]) <= room
         if not may_keep and not again:
             return False
-        if again and (redone < kept or not may_keep):
-            kept = redone
+        if again and (recomputed < kept or not may_keep):
+            kept = recomputed
         held += kept
     return True
 
 
 def price_recompute(layers: Layers, *, allowed: bool) -> tuple[Floats, Floats, Array]:
     """Return prices, lengths and what is spared: see `Layered`."""
-    spared = np.maximum(layers.kept - layers.redone, 0) * allowed
+    spared = np.maximum(layers.kept - layers.recomputed, 0) * allowed
     ratios = np.unique(layers.forward[spared > 0] / spared[spared > 0])
     if len(ratios) > MOST_PRICES:
         ratios = ratios[np.linspace(0, len(ratios) - 1, MOST_PRICES).astype(np.int64)]
@@ -339,9 +339,9 @@ def tabulate(
         rows=rows,
         kept=np.concatenate([[0], np.cumsum(layers.kept)]),
         taken=found[0],
-        taken_redone=found[1],
+        taken_recomputed=found[1],
         least=found[2],
-        least_redone=found[3],
+        least_recomputed=found[3],
         late=late,
         fetch=fetch[0],
         prices=prices,

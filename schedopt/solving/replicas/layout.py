@@ -168,14 +168,14 @@ def list_parts(
         return [(chosen.first, chosen.end - 1)]
     if not keeps_all(chosen.shard):
         return [(number, number) for number in range(chosen.first, chosen.end)]
-    redone = {first for first, _ in again.runs}
+    recomputed = {first for first, _ in again.runs}
     parts: list[tuple[int, int]] = []
     first = chosen.first
     while first < chosen.end:
         last, most = first, -1
-        for number in range(first, chosen.end if first not in redone else first + 1):
+        for number in range(first, chosen.end if first not in recomputed else first + 1):
             layer = problem.chain.layers[number]
-            if number in redone and number > first:
+            if number in recomputed and number > first:
                 break
             if layer.forward_ns and (layer.workspace_bytes or 0) >= most:
                 last = number

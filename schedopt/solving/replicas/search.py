@@ -15,7 +15,7 @@ from schedopt.solving.replicas.arrays import NEVER, Array, Option, StepData
 from schedopt.solving.replicas.candidates import Candidate, Candidates, StageChoice, filled_by_1f1b
 from schedopt.solving.replicas.descent import MOST_IDLE, Descent
 from schedopt.solving.replicas.labels import Labels, label_stages
-from schedopt.solving.replicas.redone import choose_redone
+from schedopt.solving.replicas.recomputed_layers import choose_recomputed
 from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.replicas.step_bound import is_possible, least_makespan
 from schedopt.solving.run import Run
@@ -63,7 +63,7 @@ def compile_step_search() -> StepData:
         search.candidates.orders(candidate)
     least_makespan(step, run)
     # What two layers need not choose, larger chains do.
-    choose_redone(step, 0, 1, 1, 0, 1)
+    choose_recomputed(step, 0, 1, 1, 0, 1)
     return step
 
 

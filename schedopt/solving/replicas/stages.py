@@ -207,7 +207,7 @@ def with_halves(step: StepData) -> StepData:
     )
 
 
-def with_layers_redone(step: StepData) -> StepData | None:
+def with_layers_recomputed(step: StepData) -> StepData | None:
     """Return a step whose stages may also recompute layer by layer, though they share no gradients.
 
     Such a stage is several of the plan on the same GPUs, so that its allocation is not contiguous.
@@ -239,7 +239,7 @@ def _without_gradients(layered: Layered) -> Layered:
         most[first, : len(rows)] = rows
     return layered._replace(
         least=layered.least - most,
-        least_redone=layered.least_redone - most,
+        least_recomputed=layered.least_recomputed - most,
         layers=layers._replace(
             weight=layers.weight - layers.gradient, gradient=np.zeros_like(layers.gradient)
         ),
@@ -301,7 +301,7 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
         "backward": [gpu.duration_ns(layer.backward_ns) for layer in chain.layers],
         "saved": [layer.saved for layer in chain.layers],
         "kept": [layer.saved + (layer.saved_input_bytes or 0) for layer in chain.layers],
-        "redone": [input_bytes(chain, number) for number in range(len(chain.layers))],
+        "recomputed": [input_bytes(chain, number) for number in range(len(chain.layers))],
     }
     columns["passing"] = passing_bytes(columns["forward"], columns["kept"])
     for name in ("parameter", "gradient", "optimizer", "weight", "workspace"):

@@ -113,7 +113,7 @@ def least_filled_ns(
     first: int,
     end: int,
     spare: int,
-    spare_redone: int,
+    spare_recomputed: int,
     count: int,
     span: int,
 ) -> int:
@@ -123,7 +123,7 @@ def least_filled_ns(
     flight, some of its slots runs ceil(n / N) of them one after the other, each as long as the span
     without waiting. With recompute N is free: what it costs is bounded at the low end of ranges of
     N, and all else at their high ends. `spare` is there for activations if nothing is recomputed,
-    and `spare_redone` otherwise, bytes.
+    and `spare_recomputed` otherwise, bytes.
     """
     forward = costs.forward[group, end] - costs.forward[group, first]
     backward = costs.backward[group, end] - costs.backward[group, first]
@@ -140,7 +140,7 @@ def least_filled_ns(
             high = min(count, costs.counts[which + 1] - 1)
         if high <= free:
             continue
-        least = stage_recompute_ns(costs, group, which, row, first, end, spare_redone)
+        least = stage_recompute_ns(costs, group, which, row, first, end, spare_recomputed)
         if least >= NEVER or count * (forward + backward + least) >= best:
             break
         filled = filled_ns(count, high, forward, backward, least, behind)
@@ -227,12 +227,14 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
             row = row_of(costs.layered, replicas, shard)
             if row < 0:
                 spare = spare_bytes(costs, group, first, end, replicas, shard, beside, room)
-                spare_redone = spare
+                spare_recomputed = spare
                 if spare < costs.saved[group, end] - costs.saved[group, first]:
                     continue
             else:
                 spare = room - costs.layered.least[row, first, end - first - 1]
-                spare_redone = room - costs.layered.least_redone[row, first, end - first - 1]
+                spare_recomputed = (
+                    room - costs.layered.least_recomputed[row, first, end - first - 1]
+                )
                 kept = costs.layered.kept[end] - costs.layered.kept[first]
                 if spare < kept and not one_fits(
                     costs.layered.layers, first, end, replicas, shard, room, True
@@ -260,12 +262,12 @@ def extend_bound(costs: Costs, machine: Machine, known: Least, group: int, first
                 span = work + 2 * trip + q
                 if span != span_before:
                     held = least_filled_ns(
-                        costs, group, row, first, end, spare, spare_redone, own, span
+                        costs, group, row, first, end, spare, spare_recomputed, own, span
                     )
                     held_fewest = held
                     if fewest < own:
                         held_fewest = least_filled_ns(
-                            costs, group, row, first, end, spare, spare_redone, fewest, span
+                            costs, group, row, first, end, spare, spare_recomputed, fewest, span
                         )
                     span_before = span
                 inner = max(held, work + 2 * trip + e)

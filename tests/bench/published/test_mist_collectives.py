@@ -49,7 +49,7 @@ def count(names: list[str], *words: str) -> int:
 def test_all_reduces_take_what_the_table_says(tmp_path: Path) -> None:
     for stage in the_plan(flat(), tmp_path).stages:
         names = [str(op["op"]) for op in stage.ops]
-        again = [name for name, redone in zip(names, stage.again, strict=True) if redone]
+        again = [name for name, recomputed in zip(names, stage.again, strict=True) if recomputed]
         ahead, back = ("embedding", "attention-dense", "GEMM-2"), ("qkv", "GEMM-1")
         if len(stage.gpus) == 4:
             # Of groups of four the table has nothing, and the profile stands.
@@ -57,11 +57,11 @@ def test_all_reduces_take_what_the_table_says(tmp_path: Path) -> None:
             continue
         product = TIMES[1][0] / 2 + REDUCED
         forward = 900 * len(names) + (product - 900) * count(names, *ahead)
-        redone = 900 * len(again) + (product - 900) * count(again, *ahead)
+        recomputed = 900 * len(again) + (product - 900) * count(again, *ahead)
         product = TIMES[1][1] / 2 + REDUCED
         backward = 1700 * len(names) + (product - 1700) * count(names, *back)
         assert stage.forward_ns == pytest.approx(forward)
-        assert stage.backward_ns == pytest.approx(backward + redone)
+        assert stage.backward_ns == pytest.approx(backward + recomputed)
         profiled = stage.as_profiled
         assert profiled.forward_ns == 900 * len(names)
         assert profiled.backward_ns == 1700 * len(names) + 900 * len(again)

@@ -23,9 +23,9 @@ def test_a_backward_frees_as_it_goes() -> None:
     assert at_once_bytes(LAYER, kept, 3, 0, last=True) == 3 * WHOLE
 
 
-def test_one_layer_is_redone_at_a_time() -> None:
+def test_one_layer_is_recomputed_at_a_time() -> None:
     again = [True] * 26
-    # Each layer keeps its input; when the second is redone, that of the first is there, too.
+    # Each layer keeps its input; when the second is recomputed, that of the first is there, too.
     second = 4 + UP_TO_CONTEXT + GRADIENTS
     assert run_by_run_bytes(LAYER * 2, again, 3, 0, last=True) == 2 * 8 + second
     assert at_once_bytes(LAYER * 2, again, 3, 0, last=True) == 3 * 4 + 2 * WHOLE

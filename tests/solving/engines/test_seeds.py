@@ -44,10 +44,10 @@ def test_an_engine_begins_from_the_best_cut_of_another() -> None:
 
 def test_where_an_engine_recomputes_other_layers_the_rest_of_the_grid_counts() -> None:
     first = EngineShape(cuts_of("megatron", 2, 1, 8))
-    first.cuts.grid = Grid(ranks=2, chunks=1, redone=1)
+    first.cuts.grid = Grid(ranks=2, chunks=1, recomputed=1)
     first.descend(first.balanced, lambda: False)
     none, every = EngineShape(cuts_of("torch", 2, 1, 8)), EngineShape(cuts_of("torch", 2, 1, 8))
-    every.cuts.grid = Grid(ranks=2, chunks=1, redone=ALL)
+    every.cuts.grid = Grid(ranks=2, chunks=1, recomputed=ALL)
     start_from([first], [none, every], Run(none.cuts.problem))
     assert none.is_improved
     assert every.is_improved

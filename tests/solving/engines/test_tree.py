@@ -118,7 +118,7 @@ def test_what_ranks_have_room_for_is_in_the_first_bound() -> None:
         platform=Platform(2, 55),
         scope=scope,
     )
-    cuts = EngineCuts(problem, Grid(ranks=2, chunks=2, redone=1))
+    cuts = EngineCuts(problem, Grid(ranks=2, chunks=2, recomputed=1))
     best = shortest(cuts)
     assert best is not None
     lows = []

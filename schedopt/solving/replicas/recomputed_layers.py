@@ -28,31 +28,31 @@ class Choice(NamedTuple):
         Those for which recompute spares something, by the time that it takes for a byte.
     longest : (L,) array
         All of them, by the time of their forward, the longest first.
-    redone : (L,) array
+    recomputed : (L,) array
         1 where a layer is recomputed.
     """
 
     used: Array
     cheapest: Array
     longest: Array
-    redone: Array
+    recomputed: Array
 
 
 @njit_kernel
 def peak_bytes(layers: Layers, first: int, choice: Choice, count: int) -> int:
     """Return what `count` micro-batches keep, and the work on one of them needs, at most."""
-    used, redone = choice.used, choice.redone
+    used, recomputed = choice.used, choice.recomputed
     kept = peak = 0
-    for place in range(redone.shape[0]):
-        layer, again = first + place, redone[place]
-        kept += layers.redone[layer] if again else layers.kept[layer]
+    for place in range(recomputed.shape[0]):
+        layer, again = first + place, recomputed[place]
+        kept += layers.recomputed[layer] if again else layers.kept[layer]
         back = used[1, place] + (layers.saved[layer] if again else 0)
         peak = max(peak, kept + max(used[0, place], back))
     return int((count - 1) * kept + peak)
 
 
 @njit_entry
-def find_redone(
+def find_recomputed(
     costs: Costs,
     choice: Choice,
     first: int,
@@ -62,8 +62,8 @@ def find_redone(
     room: int,
 ) -> bool:
     """Write down a choice, and return whether it fits. All tuples are lean."""
-    layers, used, redone = costs.layered.layers, choice.used, choice.redone
-    length, left = redone.shape[0], room
+    layers, used, recomputed = costs.layered.layers, choice.used, choice.recomputed
+    length, left = recomputed.shape[0], room
     end, alone = first + length, count == 1
     for place in range(length):
         layer = first + place
@@ -74,28 +74,28 @@ def find_redone(
     for number in range(choice.cheapest.shape[0]):
         if peak_bytes(layers, first, choice, count) <= left:
             break
-        redone[choice.cheapest[number]] = 1
+        recomputed[choice.cheapest[number]] = 1
     if peak_bytes(layers, first, choice, count) > left:
         held = 0
         for place in range(length):
             layer = first + place
-            again = held + layers.redone[layer] + used[1, place] + layers.saved[layer]
+            again = held + layers.recomputed[layer] + used[1, place] + layers.saved[layer]
             whole = held + layers.kept[layer] + used[1, place]
-            spares = layers.redone[layer] < layers.kept[layer]
-            redone[place] = (spares and again <= left) or whole > left
-            held += layers.redone[layer] if redone[place] else layers.kept[layer]
+            spares = layers.recomputed[layer] < layers.kept[layer]
+            recomputed[place] = (spares and again <= left) or whole > left
+            held += layers.recomputed[layer] if recomputed[place] else layers.kept[layer]
         if peak_bytes(layers, first, choice, count) > left:
             return False
     for number in range(length):
         place = choice.longest[number]
-        if redone[place]:
-            redone[place] = 0
+        if recomputed[place]:
+            recomputed[place] = 0
             if peak_bytes(layers, first, choice, count) > left:
-                redone[place] = 1
+                recomputed[place] = 1
     return True
 
 
-def choose_redone(
+def choose_recomputed(
     step: StepData, first: int, end: int, replicas: int, shard: int, count: int
 ) -> Array | None:
     """Return which layers are recomputed so that `count` micro-batches fit, 1 or 0 for each.
@@ -105,14 +105,14 @@ def choose_redone(
     """
     layers = step.costs.layered.layers
     forward = layers.forward[first:end]
-    spared = layers.kept[first:end] - layers.redone[first:end]
+    spared = layers.kept[first:end] - layers.recomputed[first:end]
     worth = np.flatnonzero(spared > 0)
     choice = Choice(
         used=np.zeros((2, end - first), dtype=np.int64),
         cheapest=worth[np.argsort(forward[worth] / spared[worth], kind="stable")],
         longest=np.argsort(-forward, kind="stable"),
-        redone=np.zeros(end - first, dtype=np.int64),
+        recomputed=np.zeros(end - first, dtype=np.int64),
     )
     costs, machine = step.for_kernels[0], step.machine
-    found = find_redone(costs, lean(choice), first, replicas, shard, count, machine.room)
-    return choice.redone if found else None
+    found = find_recomputed(costs, lean(choice), first, replicas, shard, count, machine.room)
+    return choice.recomputed if found else None
