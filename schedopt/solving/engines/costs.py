@@ -114,7 +114,7 @@ class RecomputedLayers:
         found -= self._inputs[ends] - self._inputs[begins]
         return found
 
-    def may_redo(self, begins: Array) -> npt.NDArray[np.bool_]:
+    def may_recompute(self, begins: Array) -> npt.NDArray[np.bool_]:
         """Return whether the parts that begin with some layers may be recomputed."""
         return np.array([begin in self._begins for begin in begins.tolist()], dtype=np.bool_)
 

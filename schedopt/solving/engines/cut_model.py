@@ -138,17 +138,17 @@ class EngineCutModel:
     def _count_recomputed(self) -> Sequence[LinearExpr | cp_model.IntVar | int]:
         """Return how many places each stage recomputes: as many as it may, the first ones."""
         costs, most, parts = self.costs, self.cuts.grid.recomputed, range(self.cuts.parts)
-        if not any(costs.may_redo):
+        if not any(costs.may_recompute):
             return [0 for _ in parts]
         self.again_ns, self.returned, self.spared = (
-            choose(value for value, may in zip(row, costs.may_redo, strict=True) if may)
+            choose(value for value, may in zip(row, costs.may_recompute, strict=True) if may)
             for choose, row in (
                 (min, costs.again),
                 (min, costs.saved),
                 (max, map(sub, costs.saved, costs.saved_recomputed)),
             )
         )
-        if any(len({costs.may_redo[place] for place in run}) > 1 for run in self.runs):
+        if any(len({costs.may_recompute[place] for place in run}) > 1 for run in self.runs):
             # Places that may not are not told apart: then any number of them, at no cost.
             self.again_ns = self.returned = 0
             self.spared = max(0, self.spared)
@@ -158,7 +158,7 @@ class EngineCutModel:
             for number, own in zip(parts, recomputed, strict=True):
                 self.model.add(own <= self._in_stage(number, [1] * len(self.ends)))
             return recomputed
-        counts = [self._in_stage(number, [*map(int, costs.may_redo)]) for number in parts]
+        counts = [self._in_stage(number, [*map(int, costs.may_recompute)]) for number in parts]
         if most >= len(self.ends):
             return counts
         recomputed = [self.model.new_int_var(0, most, "recomputed") for _ in counts]
@@ -195,7 +195,7 @@ class EngineCutModel:
             ahead, behind, *last = path.operations[number::parts]
             row = ahead * forth + behind * back + sum(last) * self._exchange
             costs.append((row // unit).tolist())
-            if behind and any(self.costs.may_redo):
+            if behind and any(self.costs.may_recompute):
                 total += behind * self.again_ns // unit * self.recomputed[number]
         self.model.add(self._sum(costs) + total <= self.goal)
 
@@ -242,7 +242,7 @@ class EngineCutModel:
                             for weights, saved in zip(costs.weights, costs.saved, strict=True)
                         ],
                     )
-                    if any(costs.may_redo):
+                    if any(costs.may_recompute):
                         back = self.returned if number // cuts.ranks == chunk else 0
                         held += (back - count * self.spared) // unit * self.recomputed[number]
                 running = chunk * cuts.ranks + rank
@@ -261,7 +261,7 @@ class EngineCutModel:
         """Return what the recompute of a stage holds of the gradient that it waits for, bytes."""
         costs = self.costs
         inside = 0 < number < self.cuts.parts - 1
-        redoes = self.runs and all(costs.may_redo[1:-1]) and min(costs.again[1:-1]) > 0
+        redoes = self.runs and all(costs.may_recompute[1:-1]) and min(costs.again[1:-1]) > 0
         redoes = redoes and not self.cuts.may_be_empty
         return min(costs.awaited[1:-1]) if inside and redoes else 0
 

@@ -41,7 +41,7 @@ class PlaceCosts:
         micro-batches may come one after the other at one instant.
     awaited : sequence of int
         What a recompute holds of the gradient that it waits for, where a stage ends with it, bytes.
-    may_redo : sequence of bool
+    may_recompute : sequence of bool
         Whether it may be recomputed.
     """
 
@@ -54,7 +54,7 @@ class PlaceCosts:
     saved: Sequence[int]
     saved_recomputed: Sequence[int]
     awaited: Sequence[int]
-    may_redo: Sequence[bool]
+    may_recompute: Sequence[bool]
 
     @classmethod
     def of(cls, cuts: EngineCuts) -> PlaceCosts:
@@ -89,5 +89,5 @@ class PlaceCosts:
                 cuts.chain.layers[end - 1].activation_bytes if cuts.ranks > 1 else 0
                 for end in ends.tolist()
             ],
-            may_redo=cuts.recomputed.may_redo(begins).tolist(),
+            may_recompute=cuts.recomputed.may_recompute(begins).tolist(),
         )

@@ -152,12 +152,12 @@ class _Table:
         self.awaited = min(costs.awaited[1:-1]) if self.middle.again else 0
         self.recomputed = min(cuts.grid.recomputed, self.middle_count)
         self.again, self.returned = self.middle.again, self.middle.kept
-        if not all(costs.may_redo[1:-1]):
+        if not all(costs.may_recompute[1:-1]):
             # Which ones a stage recomputes does not follow from how many it has.
             self.again = self.returned = self.awaited = 0
             least = min(self.middle.kept, self.middle.kept_recomputed)
             self.middle = self.middle._replace(kept_recomputed=least)
-        if not any(costs.may_redo):
+        if not any(costs.may_recompute):
             self.recomputed = 0
         parts, ranks = cuts.parts, cuts.ranks
         self.inside = 0 if cuts.may_be_empty else 1

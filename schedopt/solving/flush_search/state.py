@@ -66,7 +66,7 @@ GPU_COLUMNS: Final = 9
 
 FORWARD: Final = 0
 BACKWARD: Final = 1
-REDO: Final = 2
+RECOMPUTE: Final = 2
 """Kinds of operations, as of `schedopt.solving.replicas.layout.KINDS`."""
 
 

@@ -31,7 +31,7 @@ from schedopt.solving.flush_search.state import (
     LEFT,
     NEVER,
     NEXT,
-    REDO,
+    RECOMPUTE,
     RUNS,
     STAGE_COLUMNS,
     STAGES,
@@ -151,13 +151,13 @@ def has_room(room: Room, p: int, s: int, kind: int, most: int) -> bool:
         needed = 0
         for place in range(gpu[p, STAGES]):
             other = room.own[p, place]
-            recomputed = stage[other, BEGUN + REDO] + (other == s and kind == REDO)
+            recomputed = stage[other, BEGUN + RECOMPUTE] + (other == s and kind == RECOMPUTE)
             again = stage[other, AGAIN] if recomputed <= stage[other, BEGUN + BACKWARD] else 0
             needed = max(needed, again + stage[other, WORKSPACE])
         if gpu[p, HELD] + stage[s, AGAIN if kind else KEPT] + needed > most:
             return False
         oldest += s == last
-    if kind == REDO:
+    if kind == RECOMPUTE:
         return True
     held = gpu[p, FIXED] + gpu[p, ALONE]
     for place in range(gpu[p, STAGES]):
@@ -217,9 +217,9 @@ def simulate(step: Step, choice: Choice, room: Room, limit: int) -> int:
             return limit + 1
         s = gpu[p, RUNS]
         i = stage[s, BEGUN + kind]
-        if kind == BACKWARD and stage[s, T_AGAIN] and stage[s, BEGUN + REDO] <= i:
+        if kind == BACKWARD and stage[s, T_AGAIN] and stage[s, BEGUN + RECOMPUTE] <= i:
             # What was not recomputed ahead is now.
-            now = start(room, p, s, REDO, now, m)
+            now = start(room, p, s, RECOMPUTE, now, m)
         now = start(room, p, s, kind, now, m)
         gpu[p, KIND], gpu[p, NEXT] = kind, now
         if kind == FORWARD:
@@ -291,10 +291,10 @@ def choose(step: Step, choice: Choice, room: Room, p: int, now: int) -> int:
     oldest, last = m, room.own[p, gpu[p, STAGES] - 1]
     for place in range(gpu[p, STAGES]):
         s = room.own[p, place]
-        i = stage[s, BEGUN + REDO]
+        i = stage[s, BEGUN + RECOMPUTE]
         ahead = stage[s, T_AGAIN] and i == stage[s, BEGUN + BACKWARD]
         if not ahead or i >= min(oldest, stage[last, BEGUN]):
             continue
-        if has_room(room, p, s, REDO, t.room[p]):
+        if has_room(room, p, s, RECOMPUTE, t.room[p]):
             gpu[p, RUNS], oldest = s, i
-    return REDO if gpu[p, RUNS] >= 0 else -1
+    return RECOMPUTE if gpu[p, RUNS] >= 0 else -1

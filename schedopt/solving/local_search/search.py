@@ -29,13 +29,7 @@ from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.compilation import COMPILATIONS, POLL_S
 from schedopt.solving.local_search.elite_pool import SLACK, ElitePool, period_of
-from schedopt.solving.local_search.state import (
-    LONGEST,
-    State,
-    Workspace,
-    new_workspace,
-    restart,
-)
+from schedopt.solving.local_search.state import LONGEST, State, Workspace, new_workspace, restart
 from schedopt.solving.local_search.tables import Ints, Tables, make_tables
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run

@@ -277,10 +277,10 @@ class Candidates:
             found: RecomputeChoice | None = NONE
             if count > free:
                 if stage.shard >= LAYERED:
-                    found = self._redo(stage, count)
+                    found = self._recompute_by_layer(stage, count)
                     while found is None and count > max(1, free):
                         count = max(1, int(free), count // 2)
-                        found = self._redo(stage, count) if count > free else NONE
+                        found = self._recompute_by_layer(stage, count) if count > free else NONE
                 else:
                     found = self._recompute(stage, count, int(spare))
                 if found is None and free:
@@ -306,7 +306,7 @@ class Candidates:
             )
         return self._choices[key]
 
-    def _redo(self, stage: StageChoice, count: int) -> RecomputeChoice | None:
+    def _recompute_by_layer(self, stage: StageChoice, count: int) -> RecomputeChoice | None:
         """Return the same for a stage that runs layer by layer."""
         layered = self.step.costs.layered
         found: RecomputeChoice | None = None
