@@ -97,7 +97,7 @@ def means(records: Records) -> list[dict[str, Any]]:
         group["gap"] = group["excess"] - 1 if whole else None
         group["k1_gap"] = None if group["k1_excess"] is None else group["k1_excess"] - 1
         group["least"] = group["ratio"] / group["excess"] if whole else None
-        group["name"] = f"chains, {group['freedom']}, {group['level']} memory"
+        group["name"] = f"chains, {group['freedom']}, {group['level']} memory as {group['reading']}"
     order = [*GOALS]
     return sorted(groups, key=lambda group: order.index(_key(group)))
 

@@ -152,7 +152,7 @@ def test_general_writes_each_run_and_goes_on(ending: str, chains: Path, tmp_path
     arguments = ("bench", "general", "--only", "chains", "--chains", chains, "--workers", "1",
                  "--quick", "--time-limit", "0.5", "-o", path)  # fmt: skip
     shown = printed(*arguments)
-    assert "placement, tight memory: 1 of 1 with a plan" in shown
+    assert "placement, tight memory as peak: 1 of 1 with a plan" in shown
     first = path.read_text()
     rows = json.loads(first)["chains"] if ending == "json" else records(path)
     assert [row["level"] for row in rows] == ["tight"] * 2 + ["medium"] * 2 + ["loose"] * 2
