@@ -16,7 +16,8 @@ _DECIMAL: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SIZES: Final = _DECIMAL | _BINARY
 _TIMES: Final = {"": 1, "ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-_NUMBER: Final = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)"
+_MOST_DIGITS: Final = 18
+_NUMBER: Final = rf"([0-9]+(?:\.[0-9]{{1,{_MOST_DIGITS}}})?)"
 _SIZE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?B?")
 _RATE: Final = re.compile(rf"{_NUMBER} ?([KMGT]i?)?(?:B/s)?")
 _TIME: Final = re.compile(rf"{_NUMBER} ?(ns|us|ms|s)?")
@@ -101,6 +102,8 @@ def _parse(
     match = pattern.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise InputError(f"{show(text)} is not {what}", field=field, way_out=way_out)
+    if len(match[1].partition(".")[0]) > _MOST_DIGITS:
+        raise InputError(f"{show(text)} is {what} out of range", field=field, way_out=way_out)
     typed, factor = Fraction(match[1]), factors[match[2] or ""]
     count = int(typed * factor)
     if typed != count and (factor == 1 or not count):

@@ -108,6 +108,12 @@ def test_what_is_neither_text_nor_a_whole_number_is_no_size(value: object) -> No
         parse_bytes(value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("text", ["99999999999999999999G", "9" * 5000, "9" * 5000 + ".5GiB"])
+def test_a_size_beyond_all_measure_is_out_of_range(text: str) -> None:
+    with pytest.raises(InputError, match="is a size in bytes out of range"):
+        parse_bytes(text)
+
+
 def test_a_negative_number_beyond_all_measure_is_counted_not_shown() -> None:
     with pytest.raises(InputError, match="a number of 5001 digits is negative"):
         parse_bytes(-(10**5000))
