@@ -12,7 +12,7 @@ from schedopt.errors import InputError
 from schedopt.platform import Platform
 from schedopt.profile import Variant, check_alike, check_together
 from schedopt.rule import Rule
-from schedopt.scope import MOST_MICROBATCHES, Scope, allows_most
+from schedopt.scope import Scope, allows_most
 from schedopt.stage import Stage
 from schedopt.validation import STRICT, as_tuple, as_whole, show
 
@@ -26,6 +26,8 @@ __all__ = [
 
 LARGEST_HORIZON_NS: Final = 2**47
 """What all layers and transfers may take in all, on the slowest GPU (about 39 hours)."""
+MOST_OF_BATCH: Final = 2**16
+"""Micro-batches of a training step: plans of more take long to lay out and check."""
 FEW_BYTES_PER_S: Final = 10_000
 """Of a link: whoever gives less has most likely left out the unit."""
 
@@ -330,9 +332,9 @@ def training_step(
             way_out=f"Give {f'{batch - rest} or ' if count else ''}{batch - rest + chain.samples}, "
             "or profile the chain with another micro-batch",
         )
-    if count > MOST_MICROBATCHES:
+    if count > MOST_OF_BATCH:
         raise InputError(
-            f"{count} micro-batches are more than {MOST_MICROBATCHES}",
+            f"{count} micro-batches are more than {MOST_OF_BATCH}, the most of a training step",
             field="batch",
             way_out="Give a smaller batch, or profile the chain with a larger micro-batch",
         )

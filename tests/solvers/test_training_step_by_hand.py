@@ -267,7 +267,7 @@ def test_replicas_may_leave_their_state_whole_where_that_is_faster() -> None:
         ({"batch": 7}, "batch", "7 samples are no whole number", "Give 6 or 8"),
         ({"batch": 1}, "batch", "1 samples", "Give 2"),
         ({"batch": 0}, "batch", "0", ""),
-        ({"batch": 2**22}, "batch", "2097152 micro-batches are more than", "a smaller batch"),
+        ({"batch": 2**17 + 2}, "batch", "65537 micro-batches are more than", "a smaller batch"),
         ({"platform": Platform(2, [9, 8])}, "platform", "equal GPUs", "any allocation"),
         (
             {"platform": Platform(2, 9, speed=["1", "0.5"])},
