@@ -15,7 +15,7 @@ from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope, training_step, widest_step
+from schedopt.problem import MOST_OF_BATCH, Problem, Scope, training_step, widest_step
 from schedopt.profile import Profile, Variant, kinds_of_one_size
 from schedopt.result import Result
 from schedopt.scope import MemoryReading
@@ -105,7 +105,7 @@ def compare(
     Problem(chain=chain, platform=platform)
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
-    as_whole(microbatches, "microbatches", low=1, high=2**20)
+    as_whole(microbatches, "microbatches", low=1, high=MOST_OF_BATCH)
     if time_limit is not None and not time_limit > 0:
         raise InputError(
             f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from schedopt.errors import InputError
 from schedopt.plan import Plan
-from schedopt.problem import Problem, Scope, training_step, widest_step
+from schedopt.problem import MOST_OF_BATCH, Problem, Scope, training_step, widest_step
 from schedopt.proofs import Suggestion
 from schedopt.scope import Allocation
 from schedopt.solving.registry import load_solver
@@ -223,7 +223,8 @@ def what_if_phases(problem: Problem) -> Iterator[Phase]:
     if scope.allocation != "general" or scope.period_ns or not problem.rule.is_given:
         return
     if scope.microbatches is not None:
-        if _may_have_replicas(problem) and problem.chain.knows_gradients:
+        few = scope.microbatches <= MOST_OF_BATCH
+        if few and _may_have_replicas(problem) and problem.chain.knows_gradients:
             wide = _with_update(problem)
             yield Phase((TRAINING_SOLVER,), "update", wide, Suggestion.TRAINING_STEP)
         return
