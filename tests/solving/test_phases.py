@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bench.periodic import halves
+from schedopt.problem import MOST_OF_BATCH
+from schedopt.proofs import Suggestion
 from schedopt.solving.phases import (
     LEAST_S_OF_START,
     Phase,
@@ -118,3 +122,13 @@ def test_what_proves_is_left_out_where_it_would_only_take_from_the_search(
     problem = Problem(chain=chain, platform=Platform(4, 999), scope=ANY)
     phase = Phase(("general", "general_cpsat"), "", problem)
     assert side_by_side(phase, seconds) == phase.solvers[: 1 + proven]
+
+
+@pytest.mark.parametrize(("above", "tried"), [(0, {Suggestion.TRAINING_STEP}), (1, set())])
+def test_a_step_longer_than_a_training_step_may_be_is_not_tried_as_one(
+    above: int, tried: set[Suggestion]
+) -> None:
+    known = replace(layer(2, 4, 8), parameter_bytes=0, gradient_bytes=0)
+    scope = replace(ANY, microbatches=MOST_OF_BATCH + above)
+    problem = Problem(chain=Chain(layers=(known,) * 4), platform=Platform(4, 999), scope=scope)
+    assert {phase.tried for phase in what_if_phases(problem)} == tried
