@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from schedopt import Chain, Platform, Scope, solve
-from schedopt.bench import execution, general_tables, hardness, hybrid_tables, periodic, schedules
+from schedopt.bench import (
+    execution,
+    general_tables,
+    hardness,
+    hybrid_tables,
+    periodic,
+    portfolio,
+    schedules,
+)
 from schedopt.bench.cases import load_chains
 from schedopt.bench.records import Record, RecordFile, gap_of, load_records, write_records
 from schedopt.bench.suite import Case, Effort, Suite, Table, measure
@@ -186,6 +194,7 @@ def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("general", general_tables.SUITE, 12),
         ("general-published", general_tables.SUITE, 5),
+        ("portfolio", portfolio.SUITE, 3),
         ("periodic", periodic.SUITE, 0),
         ("hardness", hardness.SUITE, 0),
         ("schedules", schedules.SUITE, 2),
