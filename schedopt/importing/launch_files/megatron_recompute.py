@@ -15,7 +15,7 @@ from schedopt.validation import show
 
 GRANULARITY: Final = "recompute-granularity"
 METHOD: Final = "recompute-method"
-RECOMPUTED: Final = "recompute-num-layers"
+NUM_LAYERS: Final = "recompute-num-layers"
 SELECTIVE: Final = "recompute-activations"
 MODULES: Final = "recompute-modules"
 KNOWN_MODULES: Final = (
@@ -38,7 +38,7 @@ def read_modules(settings: Settings) -> tuple[str, ...]:
                 "Add it, or leave this out",
             )
         return ()
-    for name in (METHOD, RECOMPUTED):
+    for name in (METHOD, NUM_LAYERS):
         if settings.has(name):
             settings.refuse(
                 name,
@@ -66,7 +66,7 @@ def read_recompute(
 ) -> tuple[tuple[Layers, ...], ...]:
     """Return what each stage computes again, of whole layers."""
     if selective or not settings.has(GRANULARITY):
-        for name in (METHOD, RECOMPUTED):
+        for name in (METHOD, NUM_LAYERS):
             if settings.has(name) and not _is_left_out(settings):
                 settings.refuse(
                     name,
@@ -77,7 +77,7 @@ def read_recompute(
     if not settings.has(METHOD):
         settings.refuse(METHOD, "is not given", "Write block or uniform")
     method = settings.word(METHOD, ("block", "uniform"), "block")
-    size = settings.whole(RECOMPUTED, 1)
+    size = settings.whole(NUM_LAYERS, 1)
     units = recomputable_units(chain, "megatron")
     runs = []
     for stage in stages:
