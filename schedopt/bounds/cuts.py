@@ -307,3 +307,10 @@ def longest_way(problem: Problem) -> int:
     sent = sorted(platform.longest_transfer_ns(layer.activation_bytes) for layer in layers)
     cuts = len(platform.gpus) if problem.scope.allocation == "contiguous" else len(layers)
     return total + 2 * sum(sent[-cuts:])
+
+
+def longest_period(problem: Problem) -> int:
+    """Return a period in which all that a micro-batch needs can run one after the other, ns."""
+    slowest = min(problem.platform.gpus, key=lambda gpu: gpu.speed)
+    again = sum(slowest.duration_ns(layer.forward_ns) for layer in problem.chain.layers)
+    return max(1, longest_way(problem) + again * problem.scope.recompute)

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from schedopt.account.memory import fits
-from schedopt.bounds.cuts import longest_way
+from schedopt.bounds.cuts import longest_period
 from schedopt.chain import Chain, Layer
 from schedopt.errors import InputError
 from schedopt.plan import Plan
@@ -130,13 +130,6 @@ def compile_search() -> None:
     anneal(tables, work, np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2), stop)
 
 
-def _longest_period(problem: Problem) -> int:
-    """Return a period in which all that a micro-batch needs can run one after the other, ns."""
-    slowest = min(problem.platform.gpus, key=lambda gpu: gpu.speed)
-    again = sum(slowest.duration_ns(layer.forward_ns) for layer in problem.chain.layers)
-    return max(1, longest_way(problem) + again * problem.scope.recompute)
-
-
 def _read_as_sum(plan: Plan) -> Plan:
     return replace(plan, scope=replace(plan.scope, memory="sum"))
 
@@ -149,7 +142,7 @@ def place_stages(problem: Problem, run: Run) -> Plan | None:
     """
     tables = make_tables(problem)
     work, stop = new_workspace(tables, len(problem.stages)), np.zeros(1, dtype=np.int64)
-    encode(problem.stages, work.state, _longest_period(problem))
+    encode(problem.stages, work.state, longest_period(problem))
     draw = np.random.default_rng(run.seed)
     # An annealing of no steps bisects, and moves nothing.
     no_steps = DEFAULTS.schedule(0, 0, ceil(run.bound() or 1))
@@ -193,7 +186,7 @@ class LocalSearch:
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
         self.elites = ElitePool(self.tables, self.most) if elites is None else elites
         self.placements = self._improving = 0
-        self.longest = _longest_period(problem)
+        self.longest = longest_period(problem)
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
     def improve(self, stages: Sequence[Stage]) -> Iterator[Plan]:

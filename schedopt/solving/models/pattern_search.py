@@ -12,10 +12,9 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from schedopt.account.timeline import layer_ns
-from schedopt.chain import Layer
+from schedopt.bounds.cuts import longest_period
 from schedopt.errors import InputError
-from schedopt.plan import Kind, Pattern, Plan
+from schedopt.plan import Pattern, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.result import Infeasibility
@@ -159,11 +158,11 @@ class AllocationSearch:
 
         What is held at once with more in flight is never less.
         """
-        return run.best() is None and self.scan.bounds[1] > self._longest_way()
+        return run.best() is None and self.scan.bounds[1] > longest_period(self.problem)
 
     def _bisect(self, k: int, low: int, run: Run) -> Iterator[tuple[int, PatternSolution | None]]:
         best, asked = run.period(), self.problem.scope.period_ns
-        high = max(low, k * self._longest_way()) if best is None else ceil(k * best)
+        high = max(low, k * longest_period(self.problem)) if best is None else ceil(k * best)
         if asked is not None and (best is None or best > asked):
             high, best = k * asked, None
 
@@ -172,23 +171,6 @@ class AllocationSearch:
 
         far = k == 1 and self.problem.scope.allocation == "general"
         return bisect_period(low, high, query, run, known=best is not None, far=far)
-
-    def _longest_way(self) -> int:
-        """Return how long a micro-batch takes at most, ns."""
-        platform, layers = self.problem.platform, self.problem.chain.layers
-        slowest = min(platform.gpus, key=lambda gpu: gpu.speed)
-
-        def time(layer: Layer, *kinds: Kind) -> int:
-            return sum(slowest.duration_ns(layer_ns(layer, kind)) for kind in kinds)
-
-        forwards = 2 if self.problem.scope.recompute else 1
-        total = sum(
-            forwards * time(layer, "F") + max(time(layer, "B"), time(layer, "I", "W"))
-            for layer in layers
-        )
-        if platform.link is not None:
-            total += 2 * sum(platform.link.transfer_ns(a.activation_bytes) for a in layers[:-1])
-        return max(1, total)
 
     def _query(self, k: int, period: int, run: Run) -> PatternSolution | None:
         domains = AllocationDomains(
