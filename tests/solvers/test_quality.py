@@ -76,19 +76,19 @@ def ratios(
     return [float(period / best) for period, best in periods if period is not None]
 
 
-def test_the_search_is_within_4_percent_of_the_best_known() -> None:
+def test_the_search_is_within_3_percent_of_the_best_known() -> None:
     found = ratios(best_known())
     assert len(found) == len(best_known()) == 90
-    assert geometric_mean(found) <= 1.04
+    assert geometric_mean(found) <= 1.03
 
 
 @pytest.mark.nightly
 def test_a_search_of_a_third_of_the_work_would_be_noticed() -> None:
-    assert geometric_mean(ratios(best_known(), PLACEMENTS // 3)) > 1.04
+    assert geometric_mean(ratios(best_known(), PLACEMENTS // 3)) > 1.03
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("placements", "most"), [(30_000, 1.04), (100_000, 1.026)])
+@pytest.mark.parametrize(("placements", "most"), [(30_000, 1.03), (100_000, 1.026)])
 def test_other_seeds_do_as_well(placements: int, most: float) -> None:
     """In the mean over three: a single one may be a few thousandths above.
 

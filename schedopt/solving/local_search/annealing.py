@@ -52,9 +52,9 @@ RECOMPUTE_SHARE, SPLIT_SHARE, SPACING_SHARE = 0.25, 0.08, 0.04
 """How often a move flips what is recomputed, splits a backward, or changes how far micro-batches
 are apart, where that is allowed."""
 (SHIFT_CUT, REASSIGN_GPU, SWAP_GPUS, SPLIT_STAGE, MERGE_STAGES) = range(5)
-(REASSIGN_MIDDLE, EXCHANGE_GPUS, CHANGE_ORDER, SPLIT_BACKWARD, RECOMPUTE) = range(5, 10)
-CHANGE_SPACING = 10
-SHARES = (0.30, 0.12, 0.08, 0.08, 0.10, 0.04, 0.06, 0.22)
+(REASSIGN_MIDDLE, EXCHANGE_GPUS, SLIDE_STAGES, SWAP_STAGES, CHANGE_ORDER) = range(5, 10)
+(SPLIT_BACKWARD, RECOMPUTE, CHANGE_SPACING) = range(10, 13)
+SHARES = (0.25, 0.10, 0.07, 0.07, 0.08, 0.04, 0.05, 0.08, 0.08, 0.18)
 """How often each of the others is made, from SHIFT_CUT to CHANGE_ORDER."""
 
 
@@ -237,6 +237,10 @@ def _move(t: Tables, s: State, row: int, kind: int, draw: Draw) -> int:
         return moves.reassign_middle(t, s, row, draw)
     if kind == EXCHANGE_GPUS:
         return moves.exchange_gpus(t, s, row, draw)
+    if kind == SLIDE_STAGES:
+        return moves.slide_stages(t, s, row, draw)
+    if kind == SWAP_STAGES:
+        return moves.swap_stages(t, s, row, draw)
     if kind == SPLIT_BACKWARD:
         return moves.split_backward(t, s, row, draw)
     if kind == RECOMPUTE:

@@ -180,6 +180,52 @@ def exchange_gpus(t: Tables, s: State, row: int, draw: Draw) -> int:
     return row
 
 
+@njit_kernel
+def slide_stages(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Move all cuts from a stage to the one before it on its GPU, mostly by little.
+
+    The stages between move along the chain, and what one of both gives the other one gets. So no
+    GPU has more to do where layers are alike, but for links and for what is held how long.
+    """
+    stages = s.counts[STAGES]
+    other = row + 1
+    while other < stages and s.row[other, GPU] != s.row[row, GPU]:
+        other += 1
+    if other >= stages or other == row + 1:
+        return -1
+    left = s.row[other - 1, BEGIN] - s.row[other, BEGIN] - 1
+    right = _end(t, s, row) - s.row[row, BEGIN] - 1
+    if left + right == 0:
+        return -1
+    to_left = right == 0 or (left > 0 and draw.random() < 0.5)
+    room = left if to_left else right
+    far = 1 + int((room - 1) * draw.random() ** 3)
+    for place in range(row, other):
+        s.row[place, BEGIN] += -far if to_left else far
+    for place in range(row, other + 1):
+        measure(t, s, place)
+    return row
+
+
+@njit_kernel
+def swap_stages(t: Tables, s: State, row: int, draw: Draw) -> int:
+    """Let a stage and one not far before it change their places, with as many layers as before."""
+    stages = s.counts[STAGES]
+    other = row + 1 + below(draw, 3)
+    if other >= stages or s.row[row, GPU] == s.row[other, GPU]:
+        return -1
+    first = s.row[other, BEGIN]
+    more = _end(t, s, row) - s.row[row, BEGIN] - (s.row[other - 1, BEGIN] - first)
+    gpu = s.row[row, GPU]
+    s.row[row, GPU] = s.row[other, GPU]
+    s.row[other, GPU] = gpu
+    for place in range(row, other):
+        s.row[place, BEGIN] += more
+    for place in range(row, other + 1):
+        measure(t, s, place)
+    return row
+
+
 @njit_inline
 def change_order(t: Tables, s: State, row: int, draw: Draw) -> int:
     """Place a stage in another way."""
