@@ -158,7 +158,7 @@ def solve_chain(
     from schedopt.solving import still_valid
     from schedopt.solving.registry import default_scope
     from schedopt.solving.restrictions import solve_restricted
-    from schedopt.solving.sizes import solve_sizes, steps_of_sizes
+    from schedopt.solving.sizes import say_left_out, solve_sizes, steps_of_sizes
 
     _refuse_contradictions(allocation, fix, max_k, microbatches, solver, engine)
     if start is not None and fix is not None:
@@ -222,6 +222,8 @@ def solve_chain(
     _print(result, output, as_json)
     if fixed is not None and (remark := say_what_it_has(fixed, result, str(fix))):
         typer.echo(remark, err=as_json)
+    if training.batch is not None and (sizes := say_left_out(profile, training.batch)):
+        typer.echo(f"Left out  {sizes}", err=as_json)
     raise typer.Exit(EXITS[result.status])
 
 

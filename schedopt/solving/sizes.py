@@ -17,12 +17,13 @@ from schedopt.errors import InputError
 from schedopt.interrupts import stopping_first
 from schedopt.plan import Plan
 from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope, training_step
+from schedopt.problem import MOST_OF_BATCH, Problem, Scope, training_step
 from schedopt.profile import Profile, say_measured
 from schedopt.result import Result, SizeResult
 from schedopt.solving.clock import StopHandle
 from schedopt.solving.portfolio import solve_problem
 from schedopt.solving.run import Hopes, Progress
+from schedopt.units import counted
 from schedopt.validation import as_ratio
 
 POLL_S: Final = 0.05
@@ -39,15 +40,15 @@ def steps_of_sizes(
     """Return the question for a step of a batch, for each size of micro-batches that divides it.
 
     And for each set of modules that are computed again, of those with which an engine can do so.
+    Sizes with which a step has too many micro-batches are left out: see `say_left_out`.
 
     Raises
     ------
     InputError
-        If none does, one is not measured on one GPU, or one does not have what the scope needs.
+        If none does, all have too many micro-batches, one is not measured on one GPU, or one does
+        not have what the scope needs.
     """
-    asked = profile.measured
-    if len(profile.sizes) > 1:
-        asked = tuple(one for one in asked if batch % one[0] == 0)
+    asked = _that_divide(profile, batch)
     if not asked:
         raise InputError(
             f"{batch} samples are no whole number of micro-batches of "
@@ -56,6 +57,8 @@ def steps_of_sizes(
             way_out=f"Give a multiple of {profile.sizes[0]}, or profile the chain with another "
             "micro-batch",
         )
+    # Where all have too many, the first one is refused.
+    asked = [one for one in asked if not _is_too_many(profile, batch, one)] or asked
     engine = None if scope is None else scope.engine
     allowed = [one for one in asked if engine is None or may_recompute_modules(engine, one[1])]
     found = []
@@ -66,6 +69,32 @@ def steps_of_sizes(
         except InputError as error:
             raise _in_profile(error, profile, [chain, *(one.chain for one in variants)]) from None
     return found
+
+
+def say_left_out(profile: Profile, batch: int) -> str:
+    """Return which sizes of micro-batches are left out, since a step would have too many of them.
+
+    In words; empty if none is. Those that do not divide the batch are not told.
+    """
+    asked = _that_divide(profile, batch)
+    sizes = sorted({one[0] for one in asked if _is_too_many(profile, batch, one)})
+    if not sizes:
+        return ""
+    words = " and ".join([*map(str, sizes[:-1]), counted(sizes[-1], "sample")])
+    return f"micro-batches of {words}: a step has at most {MOST_OF_BATCH}"
+
+
+def _that_divide(profile: Profile, batch: int) -> Sequence[Measured]:
+    """Return what was measured with micro-batches that make the batch; all if there is one size."""
+    if len(profile.sizes) == 1:
+        return profile.measured
+    return [one for one in profile.measured if batch % one[0] == 0]
+
+
+def _is_too_many(profile: Profile, batch: int, one: Measured) -> bool:
+    """Whether a step with such micro-batches would have more than it may."""
+    chain, _ = profile.of_size(*one)
+    return batch // chain.samples * chain.context > MOST_OF_BATCH
 
 
 def _in_profile(error: InputError, profile: Profile, chains: Sequence[Chain]) -> InputError:

@@ -12,7 +12,7 @@ import pytest
 from schedopt import Chain, InputError, Layer, Platform, Profile, Result, Variant, check, solve
 from schedopt.problem import training_step, widest_step
 from schedopt.solving import solve_problem
-from schedopt.solving.sizes import steps_of_sizes
+from schedopt.solving.sizes import say_left_out, steps_of_sizes
 from schedopt.units import counted
 from tests.refusals import assert_refused
 from tests.solvers.asking import plan_of
@@ -128,6 +128,20 @@ def test_the_gap_is_that_to_the_best_of_all_sizes(answer: Result) -> None:
 def test_sizes_that_do_not_divide_the_batch_are_left_out() -> None:
     result = solve(PROFILE, machine(), batch=6, time_limit=30)
     assert [size.samples for size in result.sizes] == [1, 2]
+
+
+def test_sizes_of_too_many_micro_batches_are_left_out() -> None:
+    # 65,536 micro-batches are the most.
+    batch = 2 * 65_536
+    problems = steps_of_sizes(PROFILE, machine(), batch)
+    assert [one.scope.microbatches for one in problems] == [65_536, 32_768]
+    assert say_left_out(PROFILE, batch) == "micro-batches of 1 sample: a step has at most 65536"
+    assert say_left_out(PROFILE, batch // 2) == ""
+    assert_refused(
+        lambda: steps_of_sizes(PROFILE, machine(), 8 * batch),
+        "batch",
+        "1048576 micro-batches are more than 65536, the most of a training step",
+    )
 
 
 def test_a_batch_that_no_size_divides() -> None:
