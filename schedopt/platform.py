@@ -267,9 +267,9 @@ class Platform(
     def transfer_ns(self, count: int, source: int, target: int, lanes: int = 1) -> int:
         """How long `count` bytes take between two GPUs, ns; 0 within a GPU or without links.
 
-        With lanes, so many GPUs in a row send as much each to one of as many others, at the same
-        time. Inside a node each pair has a link of its own; between two nodes all share the way,
-        as far as they have the same network card.
+        With several `lanes`, as many GPUs in a row send as much each to one of as many others, at
+        the same time. Inside a node each pair has a link of its own; between two nodes all share
+        the way, as far as they have the same network card.
         """
         link = self.link_between(source, target)
         if link is None:

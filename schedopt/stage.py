@@ -182,8 +182,8 @@ class Stage:
     def mates(self, micro_batch: int, together: int) -> tuple[int, ...]:
         """Return the micro-batches that run at the same time as one, that one among them.
 
-        So many replicas on GPUs in a row do, the first so many, the next and so on: see
-        `Chain.together`.
+        They run on `together` replicas whose GPUs are next to each other: the first ones, the next
+        and so on (`Chain.together`).
         """
         if together == 1:
             return (micro_batch,)

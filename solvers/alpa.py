@@ -115,7 +115,7 @@ class _Search:
     def _least_sum(self, limit: int, gpus: int) -> tuple[int, int, list[Stage]] | None:
         """Return the least sum of t, each below a limit, the longest t, and the stages.
 
-        They use so many GPUs; -1 for as many as they can.
+        They use `gpus` GPUs; -1 for as many as they can.
         """
         units = len(self.places) - 1
         sums = np.full((units + 1, self.gpus + 1), NEVER, dtype=np.int64)

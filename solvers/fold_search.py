@@ -43,8 +43,8 @@ def propose_again(problem: Problem, run: Run) -> Iterator[Plan]:
 def propose(problem: Problem, run: Run, *, longest: float | None = None) -> Iterator[Plan]:
     """Yield the step of each fold of the job: each runs the same on its part of the GPUs.
 
-    All of them take at most so many seconds, if `longest` says so. Those are left out that have not
-    the time for a few steps of their part, and for the whole one in the end.
+    All of them take at most `longest` seconds, where that is given. Those are left out that have
+    not the time for a few steps of their part, and for the whole one in the end.
 
     A fold adds its gradients up with the others; for what happens before that it is a step of one
     GPU a stage, with fewer GPUs and micro-batches and a share of what is sharded.

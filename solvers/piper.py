@@ -27,7 +27,7 @@ def partition(problem: Problem) -> list[Stage]:
     what it sends and receives in both directions, as if a GPU did nothing else meanwhile; and its
     gradients, 4 (d - 1) / (d m) of its parameters for a micro-batch of m. It keeps ceil(s / d)
     micro-batches, where s GPUs are behind its first layer, and must fit its GPU: weights, workspace
-    and so many times what it saves. Where it does not, layers are recomputed, those first that save
+    and what it saves for each. Where it does not, layers are recomputed, those first that save
     most bytes for their time, each of which keeps its input. GPUs are taken to be alike: unequal
     ones count with the smallest memory and the slowest link. Loads are whole ns, rounded up.
 

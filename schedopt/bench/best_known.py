@@ -96,8 +96,8 @@ class NoPlan:
 class BestKnown:
     """The best that is known of one instance.
 
-    With a batch it is a training step of so many samples, in as many micro-batches: period and
-    bound are those of a micro-batch, the step over their number.
+    With a batch it is a training step of `batch` samples in `microbatches` micro-batches: period
+    and bound are those of a micro-batch, the step over their number.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT

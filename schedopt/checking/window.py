@@ -14,7 +14,7 @@ from schedopt.plan import Operation
 class Window:
     """What is replayed of the endless run, in micro-batches from 0 on.
 
-    After `every` of them all repeats, and after so many rounds nothing is left of the cold start.
+    After `every` of them all repeats, and after `rounds` rounds nothing is left of the cold start.
     `is_closed`: nothing of a round lies outside of it, so that it ends with all its versions made.
     """
 

@@ -49,7 +49,7 @@ def match_part(model: Model, plan: Plan, group: Group) -> tuple[Model, list[Piec
     Raises
     ------
     InputError
-        As `match_model`, and if the model cannot be split over so many GPUs.
+        As `match_model`, and if the model cannot be split over the GPUs of the group.
     """
     part = split(model, group) if group.degree > 1 else model
     chain = plan.in_group(group.degree)

@@ -56,7 +56,7 @@ class Clock:
     def fork(self, share: float, longest: float | None = None) -> Clock:
         """Return a clock for a part of the work, with a share of the time that is left.
 
-        Of that at most so many seconds, if `longest` says so.
+        At most `longest` seconds of it, where that is given.
         """
         remaining = self.remaining()
         part = None if remaining is None else max(0.0, share * remaining)

@@ -24,7 +24,7 @@ from schedopt.units import format_duration, format_gap
 from schedopt.validation import as_ratio
 
 NEAR: Final = 2
-"""With k = 1 little is left to find if the period is proven to be so many gaps above the best."""
+"""Gaps above the best: if the period is proven to be so near, k = 1 leaves little to find."""
 LITTLE: Final = Fraction(2, 1000)
 """Above this no more than one gap is little: who allows a larger one wants it reached."""
 
@@ -195,7 +195,7 @@ class Run:
     def subrun(self, problem: Problem, share: float, longest: float | None = None) -> Run:
         """Return a run for another problem, in a share of the time that is left to this one.
 
-        It has at most so many seconds, if `longest` says so.
+        It has at most `longest` seconds, where that is given.
         """
         run = Run(
             problem,

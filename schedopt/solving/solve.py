@@ -53,7 +53,7 @@ def solve(
         size that divides the batch are looked at.
     platform : Platform
     batch : int, optional
-        Find the shortest training step of so many samples instead: gradients are added up over
+        Find the shortest training step of this many samples instead: gradients are added up over
         replicas, and weights updated. A scope then says what is allowed; without one, all that
         `schedopt.problem.widest_step` says.
     rule : Rule, optional

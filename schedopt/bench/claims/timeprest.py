@@ -130,8 +130,8 @@ def _filling(stages: int, count: int, backward: int) -> int:
 def run_timeprest(stages: int, count: int, backward: int, mini_batches: int | None = None) -> Run:
     """Run mini-batches through W stages, backwards first; nothing bounds what runs ahead.
 
-    The backward of a mini-batch takes as long as so many forwards of one of its N micro-batches.
-    By default there are enough of them to see the steady state.
+    The backward of a mini-batch takes as long as `backward` forwards of one of its N micro-batches.
+    By default there are enough mini-batches to see the steady state.
     """
     config = config_of(stages, count, backward)
     total = mini_batches or 2 * _filling(stages, count, backward) + STEADY

@@ -41,7 +41,7 @@ class Passes:
 def delayed_order(ahead: int, behind: int, microbatches: int) -> list[tuple[Half, int]]:
     """Return an order: some forwards ahead, then an input half and a forward in turn.
 
-    Each weight half follows so many input halves later: ZB-H1 and ZB-H2 of Qi et al. 2024 with
+    Each weight half follows `behind` input halves later: ZB-H1 and ZB-H2 of Qi et al. 2024 with
     P - s and s, and with 2 (P - s) - 1 and 2 s of stage s of P.
     """
     order: list[tuple[Half, int]] = [("F", i) for i in range(min(ahead, microbatches))]
@@ -139,7 +139,7 @@ class RoomyOrders:
     passes : Passes
     stages, microbatches : int
     room : float
-        Activations of so many micro-batches fit.
+        How many micro-batches' activations fit.
     weight_part : float
         What the weight half needs of them.
     """

@@ -284,7 +284,7 @@ def _layers_of_chunks(settings: Settings, layers: int, ranks: int) -> list[int]:
     counts[0] -= embedded
     counts[-1] -= with_loss
     if min(counts[0], counts[-1]) < 0:
-        settings.refuse(RANKS, "too few layers for so many ranks", "Give fewer ranks")
+        settings.refuse(RANKS, "too few layers for the ranks", "Give fewer ranks")
     return counts
 
 

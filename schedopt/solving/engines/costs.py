@@ -150,7 +150,7 @@ class _Hops(NamedTuple):
 class _Exchange(NamedTuple):
     """What comes one after the other: hops, and the update of a share of 1 / `shares`; 0: none.
 
-    The chunks are those of so many replicas, of experts that they all have or of all else.
+    The chunks are those of `replicas` replicas, of experts that they all have or of all else.
     """
 
     hops: tuple[_Hops, ...]

@@ -46,10 +46,10 @@ def sent_ns(count: int, latency: int, bandwidth: int) -> int:
 def ring_ns(machine: Machine, lanes: int, count: int, replicas: int, far: int, least: bool) -> int:
     """Return how long a chunk takes once round a ring but for one hop, `far` of them from a node.
 
-    The GPUs of a tensor group have rings next to each other, of which so many `lanes` share a link
-    between nodes.
+    The GPUs of a tensor group have rings next to each other, of which `lanes` share a link between
+    nodes.
 
-    A ring cuts so many bytes into as many chunks as there are replicas, some of which may be a byte
+    A ring cuts `count` bytes into as many chunks as there are replicas, some of which may be a byte
     longer; `least` asks for the others. Two replicas have one link for both chunks, which these
     take in turn where the directions share it, unless one was ready before.
     """

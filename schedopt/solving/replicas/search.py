@@ -84,7 +84,7 @@ class StepSearch:
     Attributes
     ----------
     alike : dict of int to Descent
-        Of stages that all have so many replicas.
+        By the number of replicas, where all stages have as many.
     """
 
     def __init__(

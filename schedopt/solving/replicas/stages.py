@@ -322,7 +322,7 @@ def _read_recompute(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return bounds for up to `most` micro-batches in flight; none where the scope forbids it.
 
-    In tensor groups of some size, by the names in `Costs`; so many such tables are made.
+    In groups of `tensor` GPUs, by the names in `Costs`; `tables` such tables are made in all.
     """
     layers, counts = len(problem.chain.layers), [1]
     if not problem.scope.recompute:

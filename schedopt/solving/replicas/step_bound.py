@@ -179,7 +179,7 @@ def sent_over_cards_ns(
 ) -> int:
     """Return the least time from the first forward to the last backward of a stage, ns.
 
-    If all forwards leave its nodes over so many network cards at most, or 0 where that is not
+    If all forwards leave its nodes over at most `cards` network cards, or 0 where that is not
     known. Some card sends ceil(m / cards) of them, one after the other and from the first forward
     on; behind the last of these there is the way of its micro-batch through all later stages,
     `behind`, and back. A replica sends over one card.
