@@ -94,7 +94,7 @@ class Hop:
 
 
 def find_twins(
-    platform: Platform, stages: tuple[Stage, ...], fold: int, transfers: Iterable[Transfer] = ()
+    platform: Platform, stages: tuple[Stage, ...], fold: int, transfers: Iterable[Transfer]
 ) -> Twins | None:
     """Return what stands for what where all parts of a fold do the same, apart from each other.
 
@@ -195,7 +195,7 @@ def ring(plan: Plan, collective: Collective) -> Ring:
     )
 
 
-def count_rounds(stage: Stage, *, across: bool = False) -> int:
+def count_rounds(stage: Stage, *, across: bool) -> int:
     """Return how many rounds a collective of a stage has."""
     copies = stage.shard_copies
     return copies - 1 if across else copies * (stage.shard_group - 1)
@@ -259,8 +259,8 @@ def list_runs(collective: Collective, around: Ring) -> Iterator[tuple[int, int]]
 def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
     """Return a plan with all parts of its fold and all transfers of its collectives spelled out.
 
-    A plan that has neither is returned as it is; else there may be so many operations and
-    transfers at most.
+    A plan that has neither is returned as it is; else there may be `most` operations and
+    transfers.
 
     Raises
     ------

@@ -83,7 +83,7 @@ class ShardOwners:
             for chunk in self.owned(stage, gpu)
         )
 
-    def share_ns(self, whole: int, total: int, stage: int, gpu: int, of_experts: int = 0) -> int:
+    def share_ns(self, whole: int, total: int, stage: int, gpu: int, of_experts: int) -> int:
         """Return how long a GPU takes for its share of an update, ns, rounded up.
 
         `whole` is how long it would take for all of them: `total` bytes, and those of its experts,

@@ -6,7 +6,7 @@ recompute of its own, and updates no weights. Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,7 +53,6 @@ def make_lane_rows(
     actions: Actions,
     ranks: Sequence[int],
     *,
-    kinds: Collection[str] = _RUN,
     count: int | None = None,
 ) -> Rows:
     """Return the rows of one of the pipelines side by side that a plan has.
@@ -64,8 +63,6 @@ def make_lane_rows(
     actions : Actions
     ranks : sequence of int
         The ranks of the pipeline: each stage lies on one of them.
-    kinds : collection of str
-        The operations that run.
     count : int, optional
         Only the micro-batches below this run. Default: all.
     """
@@ -88,7 +85,7 @@ def make_lane_rows(
         tuple(
             f"{action.stage}{action.kind}{numbers[i]}"
             for action in actions_of_rank
-            if action.kind in kinds
+            if action.kind in _RUN
             for i in runs(action)
         )
         for actions_of_rank in lane

@@ -31,7 +31,7 @@ def format_error(error: BaseException) -> str:
     return line + error_location(error, " (", ")")
 
 
-def error_location(error: BaseException, before: str = "", after: str = "") -> str:
+def error_location(error: BaseException, before: str, after: str = "") -> str:
     """Return file and line of the last frame of the model's own code; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_MODEL)]

@@ -202,7 +202,7 @@ def estimate_costs(
     roofline: Roofline,
     optimizer: str,
     min_share: float,
-    cuts: Sequence[str] | None = None,
+    cuts: Sequence[str] | None,
 ) -> Measured:
     """Measure a model without values, by what it computes and moves at given rates.
 
@@ -229,7 +229,7 @@ def measure_apart(
     optimizer: str,
     repeats: int,
     min_share: float,
-    cuts: Sequence[str] | None = None,
+    cuts: Sequence[str] | None,
 ) -> Measured:
     """Measure layer by layer, where all at once do not fit."""
     if place.type == "cuda":
@@ -247,7 +247,7 @@ def measure_apart(
 
 
 def pieces_worth_having(
-    outline: Outline, clock: Clock, min_share: float, cuts: Sequence[str] | None = None
+    outline: Outline, clock: Clock, min_share: float, cuts: Sequence[str] | None
 ) -> list[Piece]:
     """Return the layers between cuts; without them, trivial ones merged after a look at costs."""
     inputs = outline.model.tensors

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def make_weights(
     parameters: Mapping[str, nn.Parameter],
     optimizer: OptimizerFactory,
-    shard: Shard = "none",
-    home: Sequence[Chunk] | None = None,
+    shard: Shard,
+    home: Sequence[Chunk] | None,
 ) -> Weights:
     """Return the weights of a stage on a rank, with an optimizer of what is updated there.
 
@@ -41,7 +41,7 @@ def make_weights(
     optimizer : callable
         From parameters to an optimizer.
     shard : {"none", "optimizer", "gradient", "parameter"}
-    home : sequence of (int, int), optional
+    home : sequence of (int, int) or None
         The chunks that are at home here. None if these are all.
     """
     if home is None:

@@ -37,7 +37,7 @@ import numpy as np
 from schedopt.bounds.recomputation import Runs
 from schedopt.bounds.recompute_table import NEVER, Array, RecomputeTable
 from schedopt.chain import Layer
-from schedopt.interrupts import Stopped, never_stop, raise_if_stopped
+from schedopt.interrupts import Stopped, raise_if_stopped
 from schedopt.network import Link
 from schedopt.platform import Gpu
 from schedopt.problem import Problem
@@ -62,7 +62,7 @@ class ContiguousDP:
         problem: Problem,
         sparse: SparsePattern = EVERY_PERIOD,
         *,
-        stopped: Callable[[], bool] = never_stop,
+        stopped: Callable[[], bool],
     ) -> None:
         self.problem, self.sparse = problem, sparse
         layers, gpus = problem.chain.layers, problem.platform.gpus[::-1]

@@ -19,7 +19,7 @@ from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.phases import ENGINE_SOLVER, REPLICATED_SOLVER, TRAINING_SOLVER
 from schedopt.solving.registry import PARTITIONED, SOLVERS
 from schedopt.solving.requirements import refuse_apart
-from schedopt.solving.run import Hopes, Progress, Run, no_cutoff
+from schedopt.solving.run import Hopes, Progress, Run
 from schedopt.transformer_blocks import find_blocks
 from schedopt.validation import as_whole, show
 
@@ -38,8 +38,8 @@ def make_run(
     gap: float,
     stop: StopHandle | None,
     on_progress: Callable[[Progress], None] | None,
-    cutoff: Callable[[], int | None] = no_cutoff,
-    hopes: Hopes | None = None,
+    cutoff: Callable[[], int | None],
+    hopes: Hopes | None,
 ) -> Run:
     """Return a run with the options of `solve`; `InputError` names the one that is wrong."""
     if on_progress is not None and not callable(on_progress):

@@ -82,7 +82,7 @@ class ProcessPool(Pool):
     lost = (BrokenProcessPool, MemoryError)
     tries = 2
 
-    def __init__(self, jobs: int | None = None) -> None:
+    def __init__(self, jobs: int | None) -> None:
         super().__init__()
         self._jobs = jobs or usable_cores()
 

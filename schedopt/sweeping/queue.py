@@ -40,7 +40,7 @@ class Queue(Generic[Item, Task, Answer]):
         task: Callable[[Item], Task],
         keep: Callable[[Answer], None],
         on_item: Callable[[int, int, str], None],
-        done: int = 0,
+        done: int,
     ) -> None:
         self.pool, self.work, self.task = pool, work, task
         self.keep, self.on_item, self.done = keep, on_item, done

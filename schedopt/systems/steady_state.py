@@ -72,7 +72,7 @@ class SteadyState:
     items: list[Item]
 
 
-def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool = False) -> SteadyState | None:
+def find_steady_state(tasks: Sequence[Task], k: int, *, fold: bool) -> SteadyState | None:
     """Return the steady state of k micro-batches, or of 2, 3 or 4 times k; None if there is none.
 
     A run that goes as fast as its slowest cycle of waits comes to repeat itself (it is linear in

@@ -44,7 +44,7 @@ def timeprest_plan(
 
 
 def timeprest_run(
-    config: SystemConfig, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool = True
+    config: SystemConfig, rule: Rule, stages: list[Stage], microbatches: int, bounded: bool
 ) -> ListScheduler:
     """Return the run of `microbatches` micro-batches from an empty pipeline."""
     count = rule.update_every or 1

@@ -143,7 +143,7 @@ def _check_fits(size: int) -> list[Case]:
     return cases
 
 
-def with_room_for_one(plan: Plan, fewer: int = 0) -> Plan:
+def with_room_for_one(plan: Plan, fewer: int) -> Plan:
     """Return a plan whose GPUs have memory for one activation, and one less for a stage from 1.
 
     Only the transfers between stages are left; where gradients go is another question.

@@ -138,7 +138,7 @@ class _Script:
     ----------
     switches : collection of str
         Flags that have no value.
-    folder : path, optional
+    folder : path or None
         Where it lies.
     lists : mapping of str to collection of str
         Flags with several values, and which these are.
@@ -161,8 +161,8 @@ class _Script:
     """
 
     switches: Collection[str]
-    folder: Path | None = None
-    lists: Mapping[str, Collection[str]] = field(default_factory=dict)
+    folder: Path | None
+    lists: Mapping[str, Collection[str]]
     variables: dict[str, str] = field(default_factory=dict)
     depth: int = 0
     decided: set[str] = field(default_factory=set)

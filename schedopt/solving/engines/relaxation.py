@@ -50,13 +50,11 @@ class EngineRelaxation:
     cuts : EngineCuts
     runs : sequence of range
         Places in a row that are alike, or are taken for the least of them, first and last apart.
-    table : RankTable, optional
+    table : RankTable or None
         What the ranks may have. Then no bound says more than how far its splits reach.
     """
 
-    def __init__(
-        self, cuts: EngineCuts, runs: Sequence[range], table: RankTable | None = None
-    ) -> None:
+    def __init__(self, cuts: EngineCuts, runs: Sequence[range], table: RankTable | None) -> None:
         from ortools.linear_solver import pywraplp
 
         self.cuts, parts = cuts, cuts.parts
@@ -210,7 +208,7 @@ class EngineRelaxation:
     ) -> tuple[int | None, Floats | None]:
         """Return what no step of a branch is shorter than, ns, and places by run and stage.
 
-        It goes on until all paths are known that decide, or a limit is exceeded, or for so many
+        It goes on until all paths are known that decide, or a limit is exceeded, or for `rounds`
         rounds. None: no cut that fits is in the branch.
         """
         for number, (row, usual) in enumerate(zip(self._range_rows, self.ranges, strict=True)):
