@@ -159,6 +159,7 @@ def test_nothing_is_given_up_that_is_within_the_limit(
     "params",
     [
         {"placements": 0},
+        {"placements_of_few": 1.5},
         {"shortest": 0},
         {"part": 0},
         {"drops": ()},

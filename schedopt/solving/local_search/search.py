@@ -34,6 +34,7 @@ from schedopt.solving.local_search.tables import Ints, Tables, make_tables
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
+from schedopt.validation import check_whole
 
 NARROWED: Final = 0.5
 """How often an annealing leaves out what is allowed, and the best plan does not use."""
@@ -92,18 +93,17 @@ class LocalSearchParams:
     cold: float = 0.0005
 
     def __post_init__(self) -> None:
-        most = (self.placements, self.placements_times_layers, self.placements_of_few)
-        counts = (*most, self.shortest, self.part)
-        if min(counts) < 1 or not self.drops:
-            raise InputError("no work", field="placements", way_out="Give at least 1, and a drop")
+        most = ("placements", "placements_times_layers", "placements_of_few")
+        for name in (*most, "shortest", "part"):
+            check_whole(self, name, low=1)
         if not 0 < self.cold <= self.warm <= self.hot:
             raise InputError(
                 f"{self.cold}, {self.warm} and {self.hot} do not rise",
                 field="cold",
                 way_out="Give less, above 0",
             )
-        if not all(0 <= drop < 1 for drop in self.drops):
-            raise InputError("not a share", field="drops", way_out="Give shares below 1")
+        if not self.drops or not all(0 <= drop < 1 for drop in self.drops):
+            raise InputError("not shares", field="drops", way_out="Give at least one, all below 1")
 
     def schedule(self, number: int, steps: int, low: int, *, warm: bool = False) -> Schedule:
         """Return how annealing `number` from a start goes, or that from a placement."""
