@@ -7,6 +7,7 @@ from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from warnings import catch_warnings, filterwarnings
 
 from schedopt.errors import InputError
 
@@ -86,11 +87,24 @@ def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
 
 
 def encode_figure(draw: Callable[[], Figure], suffix: str) -> bytes:
-    """Return what is drawn as the bytes of a file: .svg, .png or .pdf."""
+    """Return what is drawn as the bytes of a file: .svg, .png or .pdf.
+
+    Text is drawn as it stands: dollars in the name of a chain are no formula, and of a sign that the
+    font lacks nothing is said.
+    """
     from matplotlib import rc_context
 
     buffer = BytesIO()
-    with rc_context({"svg.hashsalt": "schedopt", "svg.fonttype": "none", "hatch.linewidth": 0.5}):
+    style = rc_context(
+        {
+            "svg.hashsalt": "schedopt",
+            "svg.fonttype": "none",
+            "hatch.linewidth": 0.5,
+            "text.parse_math": False,
+        }
+    )
+    with style, catch_warnings():
+        filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure = draw()
         stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=stamp)

@@ -153,3 +153,14 @@ def test_a_step_of_very_many_micro_batches_stays_small(tmp_path: Path) -> None:
     save_picture(chart_simulation(simulate(plan, 3_000)), tmp_path / "step.svg")
     assert (tmp_path / "step.svg").stat().st_size < 2**21
     assert "share of the time that is busy" in texts(tmp_path / "step.svg")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_names_are_drawn_as_they_stand(suffix: str, tmp_path: Path) -> None:
+    plan = EXAMPLES["contiguous"]()
+    named = replace(plan, chain=replace(plan.chain, name="$\\frac{a$ of $x_2$ \U0001f680"))
+    path = tmp_path / f"plan{suffix}"
+    save_picture(chart_plan(result_of(named)), path)
+    assert path.stat().st_size
+    if suffix == ".svg":
+        assert any(text.startswith(named.chain.name) for text in texts(path))

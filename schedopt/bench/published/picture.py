@@ -65,9 +65,14 @@ def _scatter(
 
 
 def _finish_scatter(axes: Axes, words: tuple[str, str, float]) -> None:
+    from matplotlib.ticker import FormatStrFormatter, NullFormatter
+
     title, unit, _ = words
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_formatter(NullFormatter())
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], color=DARK, linewidth=0.8, label="predicted = measured")
     axes.set_xlim(low, high)
