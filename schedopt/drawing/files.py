@@ -89,8 +89,8 @@ def save_figure(draw: Callable[[], Figure], path: str | Path) -> None:
 def encode_figure(draw: Callable[[], Figure], suffix: str) -> bytes:
     """Return what is drawn as the bytes of a file: .svg, .png or .pdf.
 
-    Text is drawn as it stands: dollars in the name of a chain are no formula, and of a sign that the
-    font lacks nothing is said.
+    Text is drawn as it stands: dollars in the name of a chain are no formula. A sign that the font
+    lacks is drawn as an empty box, without a warning.
     """
     from matplotlib import rc_context
 
