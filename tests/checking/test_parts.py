@@ -13,6 +13,7 @@ from schedopt.checking import collectives
 from schedopt.checking.parts import find_part
 from schedopt.folding import whole
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.flush_step import Turn
 from schedopt.systems.folded_step import folded_step
 from tests.budgets import trials
 from tests.checking.helpers import kinds
@@ -41,22 +42,29 @@ def test_a_gradient_of_a_copy_that_does_not_come_is_missed_in_a_part(plan: Plan)
             assert "gradient" in kinds(whole(without))
 
 
-def sharded_step(size: int) -> Plan:
-    """Return a step of one stage with four replicas, a layer with this many parameter bytes."""
-    layer = Layer(
+def layer_of(size: int, activation_bytes: int = 1) -> Layer:
+    """Return a layer with this many bytes each of parameters, gradients and optimizer states."""
+    return Layer(
         forward_ns=2,
         backward_ns=3,
         weight_bytes=3 * size,
         parameter_bytes=size,
         gradient_bytes=size,
         optimizer_bytes=size,
-        activation_bytes=1,
+        activation_bytes=activation_bytes,
     )
-    config = SystemConfig(
-        chain=Chain(layers=(layer,)), platform=Platform(4, 100, bandwidth=10**9), microbatches=4
-    )
+
+
+def four_gpus(*layers: Layer) -> SystemConfig:
+    """Return a step of four micro-batches on four GPUs, whose links carry a byte each ns."""
+    platform = Platform(4, 1000, bandwidth=10**9)
+    return SystemConfig(chain=Chain(layers=layers), platform=platform, microbatches=4)
+
+
+def sharded_step(size: int) -> Plan:
+    """Return a step of one stage with four replicas, a layer with this many parameter bytes."""
     stages = [Stage(layers=(0, 0), gpus=(0, 1, 2, 3), shard="optimizer")]
-    return folded_step(config, stages, 4, [("F", 0, 0), ("B", 0, 0)])
+    return folded_step(four_gpus(layer_of(size)), stages, 4, [("F", 0, 0), ("B", 0, 0)])
 
 
 def test_rings_of_no_bytes_that_begin_together_are_not_spelled_out(
@@ -79,6 +87,21 @@ def test_two_collectives_at_once_on_the_same_links_are_found() -> None:
     gradients, weights = plan.pattern.collectives
     early = replace(weights, start_ns=gradients.start_ns + 1)
     both = replace(plan, pattern=replace(plan.pattern, collectives=(gradients, early)))
+    assert find_part(both) is not None
+    assert "overlap" in kinds(both)
+
+
+def test_a_transfer_that_is_sent_when_a_collective_begins_on_its_link_is_found() -> None:
+    # One part has GPUs 0 and 1, the other 2 and 3; each GPU runs both stages.
+    stages = [Stage(layers=(0, 0), gpus=(0, 2, 1, 3)), Stage(layers=(1, 1), gpus=(1, 3, 0, 2))]
+    turns: list[Turn] = [("F", 0, 0), ("F", 0, 1), ("F", 1, 0), ("F", 1, 1)]
+    turns += [("B", 1, 0), ("B", 1, 1), ("B", 0, 0), ("B", 0, 1)]
+    plan = folded_step(four_gpus(*[layer_of(8, activation_bytes=10)] * 2), stages, 2, turns)
+    assert check(plan) == ()
+    last = max(plan.pattern.transfers, key=lambda transfer: transfer.start_ns)
+    first, *others = plan.pattern.collectives
+    early = replace(first, start_ns=last.start_ns + 1)
+    both = replace(plan, pattern=replace(plan.pattern, collectives=(early, *others)))
     assert find_part(both) is not None
     assert "overlap" in kinds(both)
 
