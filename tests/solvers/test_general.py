@@ -27,7 +27,8 @@ from schedopt.solving import Run
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import encode
-from schedopt.solving.local_search.search import DEFAULTS, LocalSearch, LocalSearchParams
+from schedopt.solving.local_search.params import DEFAULTS, LocalSearchParams
+from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.starts import fixed_patterns
 from schedopt.solving.local_search.state import State, new_workspace, restart
 from schedopt.solving.local_search.tables import make_tables

@@ -26,8 +26,9 @@ from schedopt.solving.local_search.annealing import Schedule, anneal, replace_al
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
+from schedopt.solving.local_search.params import LocalSearchParams
 from schedopt.solving.local_search.penalty import peak_of
-from schedopt.solving.local_search.search import LocalSearch, LocalSearchParams
+from schedopt.solving.local_search.search import LocalSearch
 from schedopt.solving.local_search.state import (
     LONGEST,
     MICRO_BATCHES,
@@ -320,6 +321,7 @@ def test_starts_and_what_was_found_take_turns(monkeypatch: pytest.MonkeyPatch) -
         return anneal(tables, work, draw, plan, stop)
 
     monkeypatch.setattr(search_module, "anneal", note)
+    monkeypatch.setattr(search_module, "can_pack", lambda _: False)
     asked: list[int] = []
     for found in LocalSearch(problem, run, 1, params).rounds(asked.append):
         run.report(found)
@@ -328,6 +330,31 @@ def test_starts_and_what_was_found_take_turns(monkeypatch: pytest.MonkeyPatch) -
     assert [plan.steps for plan in plans[:7]] == [800, 400, 800, 400, 800, 400, 800]
     assert [plan.drop for plan in plans[:7:2]] == [*params.drops]
     assert asked[:4] == [0, 2, 4, 6]
+
+
+def test_packings_are_tried_and_then_left_where_they_find_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
+    run, params = Run(problem, work_limit=80_000), LocalSearchParams(placements=800)
+    kinds: list[str] = []
+
+    def note(*_: Any) -> int:
+        kinds.append("packings")
+        return 800
+
+    def find(tables: Tables, work: Workspace, draw: Any, plan: Schedule, stop: Any) -> int:
+        if plan.hot == params.hot:
+            kinds.append("starts")
+            work.found[0] = 1
+        return 800
+
+    monkeypatch.setattr(search_module, "anneal_packings", note)
+    monkeypatch.setattr(search_module, "anneal", find)
+    monkeypatch.setattr(LocalSearch, "_keep", lambda *_: None)
+    assert not list(LocalSearch(problem, run, 1, params).rounds(lambda _: None))
+    assert kinds[:2] == ["starts", "packings"]
+    assert 0 < kinds.count("packings") < kinds.count("starts") / 4
 
 
 def test_patterns_longer_than_the_best_are_searched_for_a_quarter_of_the_placements(

@@ -8,10 +8,10 @@ time limit goes the same way.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import Final
@@ -21,7 +21,6 @@ import numpy as np
 from schedopt.account.memory import fits
 from schedopt.bounds.cuts import longest_period
 from schedopt.chain import Chain, Layer
-from schedopt.errors import InputError
 from schedopt.plan import Plan
 from schedopt.platform import Platform
 from schedopt.problem import Problem
@@ -29,12 +28,13 @@ from schedopt.solving.local_search.annealing import Schedule, anneal
 from schedopt.solving.local_search.coding import decode, encode
 from schedopt.solving.local_search.compilation import COMPILATIONS, POLL_S
 from schedopt.solving.local_search.elite_pool import SLACK, ElitePool, period_of
+from schedopt.solving.local_search.no_wait import anneal_packings, can_pack
+from schedopt.solving.local_search.params import DEFAULTS, LocalSearchParams
 from schedopt.solving.local_search.state import LONGEST, State, Workspace, new_workspace, restart
 from schedopt.solving.local_search.tables import Ints, Tables, make_tables
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
-from schedopt.validation import check_whole
 
 NARROWED: Final = 0.5
 """How often an annealing leaves out what is allowed, and the best plan does not use."""
@@ -54,67 +54,6 @@ WARM_PART: Final = 2
 """Such an annealing is this part of one from a start, as 1 / `WARM_PART`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSearchParams:
-    """How the search goes; the shares of its moves are compiled in (`annealing`).
-
-    Parameters
-    ----------
-    placements : int
-        Of one annealing at most, which then takes a fraction of a second.
-    placements_times_layers : int
-        At most: those of long chains take longer.
-    placements_of_few : int
-        At most, times the cube of the number of layers: few layers have few allocations, and
-        another start, or the other reading of memory, finds what one long annealing misses.
-    shortest : int
-        Placements of the first annealing where layers may be recomputed. One for more
-        micro-batches in a period than the best plan has may have as many, too.
-    part : int
-        A later one has this part there, as 1 / `part`, of all that were looked at before. So
-        annealings are short where there is little time, and it need not be known how much there
-        is. Without recompute such ones found longer plans at tight memory.
-    drops : tuple of float
-        How far below the best period an annealing looks, in turn: far ones leave local optima,
-        near ones find what is there. No farther than halfway to the bound.
-    hot, warm, cold : float
-        Temperatures, as penalties, at the beginning of an annealing from a start, and of one that
-        goes on from a placement, and at the end. `hot` would leave little of a placement.
-    """
-
-    placements: int = 400_000
-    placements_times_layers: int = 100_000_000
-    placements_of_few: int = 50
-    shortest: int = 8_000
-    part: int = 16
-    drops: tuple[float, ...] = (0.02, 0.005, 0.05, 0.001)
-    hot: float = 0.03
-    warm: float = 0.004
-    cold: float = 0.0005
-
-    def __post_init__(self) -> None:
-        most = ("placements", "placements_times_layers", "placements_of_few")
-        for name in (*most, "shortest", "part"):
-            check_whole(self, name, low=1)
-        if not 0 < self.cold <= self.warm <= self.hot:
-            raise InputError(
-                f"{self.cold}, {self.warm} and {self.hot} do not rise",
-                field="cold",
-                way_out="Give less, above 0",
-            )
-        if not self.drops or not all(0 <= drop < 1 for drop in self.drops):
-            raise InputError("not shares", field="drops", way_out="Give at least one, all below 1")
-
-    def schedule(self, number: int, steps: int, low: int, *, warm: bool = False) -> Schedule:
-        """Return how annealing `number` from a start goes, or that from a placement."""
-        drop = self.drops[number % len(self.drops)]
-        hot = self.warm if warm else self.hot
-        return Schedule(steps=steps, low=low, drop=drop, hot=hot, cold=self.cold)
-
-
-DEFAULTS: Final = LocalSearchParams()
-
-
 def is_compiled(run: Run) -> bool:
     """Wait until the search is compiled: see `Compilation.wait`."""
     return COMPILATIONS["local_search"].wait(run, late=True)
@@ -127,7 +66,8 @@ def compile_search() -> None:
     tables = make_tables(problem)
     work, stop = new_workspace(tables, 1), np.zeros(1, dtype=np.int64)
     encode([Stage(layers=(0, 0), gpus=(0,))], work.state, 2)
-    anneal(tables, work, np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2), stop)
+    draw, plan = np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2)
+    anneal_packings(tables, work, draw, plan, stop)
 
 
 def _read_as_sum(plan: Plan) -> Plan:
@@ -187,6 +127,8 @@ class LocalSearch:
         self.elites = ElitePool(self.tables, self.most) if elites is None else elites
         self.placements = self._improving = 0
         self.longest = longest_period(problem)
+        self._packs = can_pack(self.tables)
+        self._rounds, self._found = Counter[bool](), Counter[bool]()
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
     def improve(self, stages: Sequence[Stage]) -> Iterator[Plan]:
@@ -236,6 +178,7 @@ class LocalSearch:
                 steps, open_for = self._steps(longest=is_new, warm=warm), self._open_for()
                 if not (steps and open_for):
                     return
+                packs = not (warm or is_new) and self._draw_packs(number)
                 stop = np.zeros(1, dtype=np.int64)
                 tasks, parents = [], []
                 workers = self.workers[: at_once() if at_once else None]
@@ -247,20 +190,35 @@ class LocalSearch:
                     choice = np.random.default_rng([self.run.seed, number, 1])
                     k, tables = self._draw_k(open_for, choice), self._tables_of(choice, number)
                     parent = self.elites.draw(choice) if warm else None
-                    length = self._length(steps, k)
-                    plan = self.params.schedule(hot + turn, length, self._low(k), warm=warm)
+                    length, low = self._length(steps, k), self._low(k)
+                    search = anneal_packings if packs and k == 1 else anneal
+                    is_warm = warm or search is not anneal
+                    plan = self.params.schedule(hot + turn, length, low, warm=is_warm)
                     begin = parent or (news.pop() if is_new and news else starts(number))
                     self._prepare(worker, begin, plan, k, known)
                     draw = np.random.default_rng([self.run.seed, number])
-                    tasks.append(pool.submit(anneal, tables, worker, draw, plan, stop))
+                    tasks.append(pool.submit(search, tables, worker, draw, plan, stop))
                     parents.append(parent)
                     number += 1
                 self._wait(tasks, stop)
                 self.placements += sum(max(1, task.result()) for task in tasks)
+                if not (warm or is_new):
+                    self._rounds[packs] += 1
+                    self._found[packs] += any(worker.found[0] for worker in workers)
                 afresh, hot = False, hot + (not warm)
                 best = self._keep(workers, parents)
                 if best is not None:
                     yield compress_shifts(decode(self.problem, self.tables, best))
+
+    def _draw_packs(self, number: int) -> bool:
+        """Whether a round starts from packings: as often as that finds more than other starts."""
+        if not self._packs or number == 0:
+            return False
+        packed, others = (
+            (self._found[packs] + 1) / (self._rounds[packs] + 1) for packs in (True, False)
+        )
+        draw = np.random.default_rng([self.run.seed, number, 3])
+        return not self._rounds[True] or draw.random() * (packed + others) < packed
 
     def _keep(self, workers: Sequence[Workspace], parents: Sequence[State | None]) -> State | None:
         """Keep what a round found, and return the best of it if none better is known."""
