@@ -234,7 +234,7 @@ def _note(axes: Axes, chart: Chart, number: int, top: float, height: float, size
     memory = chart.memory[number]
     used = f"memory {memory.share:.1%} of {format_bytes(memory.limit_bytes)}{memory.room}"
     bold = "bold" if memory.lacks else "normal"
-    right = 0 if two else 6.8 * size
+    right = 0 if two else 8.2 * size
     _write(axes, chart.length_ns, top + second * height, f"  {used}", size, right, weight=bold)
 
 

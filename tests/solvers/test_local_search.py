@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.errors import NumbaError
 
-from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check
+from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check, solve
 from schedopt.account import memory, memory_without_buffers
 from schedopt.account.timeline import Timeline
 from schedopt.bounds.scopes import make_bound
@@ -355,6 +355,18 @@ def test_packings_are_tried_and_then_left_where_they_find_nothing(
     assert not list(LocalSearch(problem, run, 1, params).rounds(lambda _: None))
     assert kinds[:2] == ["starts", "packings"]
     assert 0 < kinds.count("packings") < kinds.count("starts") / 4
+
+
+def test_no_packings_are_tried_where_gpus_work_most_of_the_period() -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 10**6), scope=GENERAL)
+    run = Run(problem)
+    search = LocalSearch(problem, run, 1)
+    assert search._draw_packs(1)
+    run.begin("even_split")
+    even = solve(problem.chain, problem.platform, solver="even_split").plan
+    assert even is not None
+    run.report(even)
+    assert not search._draw_packs(1)
 
 
 def test_patterns_longer_than_the_best_are_searched_for_a_quarter_of_the_placements(

@@ -50,6 +50,9 @@ SPARED: Final = 0.5
 
 With recompute, and for the sum, such annealings found longer plans in the same time.
 """
+MOST_BUSY: Final = 0.75
+"""Part of the best period up to which GPUs work on average where packings in which nothing waits
+are tried (`no_wait`): where they work more, something has to."""
 WARM_PART: Final = 2
 """Such an annealing is this part of one from a start, as 1 / `WARM_PART`."""
 
@@ -128,6 +131,8 @@ class LocalSearch:
         self.placements = self._improving = 0
         self.longest = longest_period(problem)
         self._packs = can_pack(self.tables)
+        busy = sum(layer.forward_ns + layer.backward_ns for layer in problem.chain.layers)
+        self._busy_ns = busy / len(problem.platform.gpus)
         self._rounds, self._found = Counter[bool](), Counter[bool]()
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
@@ -212,7 +217,8 @@ class LocalSearch:
 
     def _draw_packs(self, number: int) -> bool:
         """Whether a round starts from packings: as often as that finds more than other starts."""
-        if not self._packs or number == 0:
+        known = self.run.period()
+        if not self._packs or number == 0 or (known and self._busy_ns > MOST_BUSY * known):
             return False
         packed, others = (
             (self._found[packs] + 1) / (self._rounds[packs] + 1) for packs in (True, False)
