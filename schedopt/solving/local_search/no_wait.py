@@ -110,12 +110,12 @@ def anneal_packings(
     ----------
     tables, work, draw, plan, stop
         As those of `anneal`. The first packing is for the period of the state; what else is there
-        is not read. `plan` is that of all annealings together.
+        is not read. `plan` says how many placements all annealings have together, about.
     """
     short = plan._replace(steps=max(1, plan.steps // SHORT))
     placements = 0
     failed, target = 0, int(work.state.counts[PERIOD])
-    while failed < FAILURES and not stop[0]:
+    while failed < FAILURES and placements < plan.steps and not stop[0]:
         stages = pack_layers(tables, target, MOVES * short.steps, draw)
         if len(stages) >= len(work.state.row):
             break

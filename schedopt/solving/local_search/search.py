@@ -31,7 +31,13 @@ from schedopt.solving.local_search.elite_pool import SLACK, ElitePool, period_of
 from schedopt.solving.local_search.no_wait import anneal_packings, can_pack
 from schedopt.solving.local_search.params import DEFAULTS, LocalSearchParams
 from schedopt.solving.local_search.state import LONGEST, State, Workspace, new_workspace, restart
-from schedopt.solving.local_search.tables import Ints, Tables, make_tables
+from schedopt.solving.local_search.tables import (
+    BACKWARD,
+    FORWARD,
+    Ints,
+    Tables,
+    make_tables,
+)
 from schedopt.solving.retiming import compress_shifts
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -131,8 +137,7 @@ class LocalSearch:
         self.placements = self._improving = 0
         self.longest = longest_period(problem)
         self._packs = can_pack(self.tables)
-        busy = sum(layer.forward_ns + layer.backward_ns for layer in problem.chain.layers)
-        self._busy_ns = busy / len(problem.platform.gpus)
+        self._busy_ns = int(self.tables.time[0, [FORWARD, BACKWARD], -1].sum()) / self.tables.gpus
         self._rounds, self._found = Counter[bool](), Counter[bool]()
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
 
