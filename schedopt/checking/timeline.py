@@ -338,9 +338,7 @@ def lay_out(plan: Plan, part: Part | None = None) -> Timeline:
 
 
 def _enter(slots: dict[Name, list[Slot | None]], name: Name, item: Item, k: int) -> None:
-    row = slots.get(name)
-    if row is None:
-        row = slots[name] = [None] * k
+    row = slots.get(name) or slots.setdefault(name, [None] * k)
     for behind in range(item.covers):
         row[(item.shift + behind) % k] = Slot(item, behind)
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.errors import NumbaError
 
-from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check, solve
+from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check
 from schedopt.account import memory, memory_without_buffers
 from schedopt.account.timeline import Timeline
 from schedopt.bounds.scopes import make_bound
@@ -330,43 +330,6 @@ def test_starts_and_what_was_found_take_turns(monkeypatch: pytest.MonkeyPatch) -
     assert [plan.steps for plan in plans[:7]] == [800, 400, 800, 400, 800, 400, 800]
     assert [plan.drop for plan in plans[:7:2]] == [*params.drops]
     assert asked[:4] == [0, 2, 4, 6]
-
-
-def test_packings_are_tried_and_then_left_where_they_find_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
-    run, params = Run(problem, work_limit=80_000), LocalSearchParams(placements=800)
-    kinds: list[str] = []
-
-    def note(*_: Any) -> int:
-        kinds.append("packings")
-        return 800
-
-    def find(tables: Tables, work: Workspace, draw: Any, plan: Schedule, stop: Any) -> int:
-        if plan.hot == params.hot:
-            kinds.append("starts")
-            work.found[0] = 1
-        return 800
-
-    monkeypatch.setattr(search_module, "anneal_packings", note)
-    monkeypatch.setattr(search_module, "anneal", find)
-    monkeypatch.setattr(LocalSearch, "_keep", lambda *_: None)
-    assert not list(LocalSearch(problem, run, 1, params).rounds(lambda _: None))
-    assert kinds[:2] == ["starts", "packings"]
-    assert 0 < kinds.count("packings") < kinds.count("starts") / 4
-
-
-def test_no_packings_are_tried_where_gpus_work_most_of_the_period() -> None:
-    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 10**6), scope=GENERAL)
-    run = Run(problem)
-    search = LocalSearch(problem, run, 1)
-    assert search._draw_packs(1)
-    run.begin("even_split")
-    even = solve(problem.chain, problem.platform, solver="even_split").plan
-    assert even is not None
-    run.report(even)
-    assert not search._draw_packs(1)
 
 
 def test_patterns_longer_than_the_best_are_searched_for_a_quarter_of_the_placements(

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from decimal import Decimal
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedopt import Chain, Platform, Problem, Scope
+from schedopt import Chain, Platform, Problem, Scope, solve
 from schedopt.platform import Gpu
+from schedopt.solving import Run
 from schedopt.solving.local_search import no_wait
+from schedopt.solving.local_search import search as search_module
+from schedopt.solving.local_search.annealing import Schedule
 from schedopt.solving.local_search.no_wait import can_pack, pack_layers
+from schedopt.solving.local_search.params import LocalSearchParams
+from schedopt.solving.local_search.search import LocalSearch
+from schedopt.solving.local_search.state import Workspace
 from schedopt.solving.local_search.tables import Tables, make_tables
 from tests.budgets import trials
 from tests.layers import layer
+from tests.solvers.test_general import GENERAL, UNIT
 from tests.strategies import chains
 
 PERIODS = st.integers(9, 40)
@@ -91,3 +99,40 @@ def test_times_on_gpus_of_two_speeds_are_not_given(speed: str) -> None:
     chain = Chain(layers=(layer(2, 2), layer(2, 2)))
     platform = Platform([Gpu(memory_bytes=9), Gpu(memory_bytes=9, speed=Decimal(speed))])
     assert can_pack(make_tables(Problem(chain=chain, platform=platform))) == (speed == "1")
+
+
+def test_packings_are_tried_and_then_left_where_they_find_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
+    run, params = Run(problem, work_limit=80_000), LocalSearchParams(placements=800)
+    kinds: list[str] = []
+
+    def note(*_: Any) -> int:
+        kinds.append("packings")
+        return 800
+
+    def find(tables: Tables, work: Workspace, draw: Any, plan: Schedule, stop: Any) -> int:
+        if plan.hot == params.hot:
+            kinds.append("starts")
+            work.found[0] = 1
+        return 800
+
+    monkeypatch.setattr(search_module, "anneal_packings", note)
+    monkeypatch.setattr(search_module, "anneal", find)
+    monkeypatch.setattr(LocalSearch, "_keep", lambda *_: None)
+    assert not list(LocalSearch(problem, run, 1, params).rounds(lambda _: None))
+    assert kinds[:2] == ["starts", "packings"]
+    assert 0 < kinds.count("packings") < kinds.count("starts") / 4
+
+
+def test_no_packings_are_tried_where_gpus_work_most_of_the_period() -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 10**6), scope=GENERAL)
+    run = Run(problem)
+    search = LocalSearch(problem, run, 1)
+    assert search._draw_packs(1)
+    run.begin("even_split")
+    even = solve(problem.chain, problem.platform, solver="even_split").plan
+    assert even is not None
+    run.report(even)
+    assert not search._draw_packs(1)

@@ -69,14 +69,16 @@ def is_compiled(run: Run) -> bool:
 
 
 def compile_search() -> None:
-    """Run a search that has nothing to do."""
+    """Run a search that has nothing to do.
+
+    Packings are compiled when they are first used, which many searches never do.
+    """
     layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
     problem = Problem(chain=Chain(layers=(layer,)), platform=Platform(1, 0))
     tables = make_tables(problem)
     work, stop = new_workspace(tables, 1), np.zeros(1, dtype=np.int64)
     encode([Stage(layers=(0, 0), gpus=(0,))], work.state, 2)
-    draw, plan = np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2)
-    anneal_packings(tables, work, draw, plan, stop)
+    anneal(tables, work, np.random.default_rng(0), DEFAULTS.schedule(0, 1, 2), stop)
 
 
 def _read_as_sum(plan: Plan) -> Plan:
