@@ -104,7 +104,7 @@ def test_times_on_gpus_of_two_speeds_are_not_given(speed: str) -> None:
 def test_packings_are_tried_and_then_left_where_they_find_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(2, 10**6), scope=GENERAL)
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(4, 10**6), scope=GENERAL)
     run, params = Run(problem, work_limit=80_000), LocalSearchParams(placements=800)
     kinds: list[str] = []
 

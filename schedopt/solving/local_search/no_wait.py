@@ -59,6 +59,8 @@ HOT: Final = 0.02
 WARM: Final = 0.004
 COLD: Final = 0.0005
 """Temperatures at the beginning, in later rounds, and at the end, as energies."""
+ROUNDED: Final = 1e-9
+"""An energy below it is none: floats are rounded."""
 EXCHANGED: Final = 0.6
 """How often two layers exchange their GPUs. Compiled in."""
 
@@ -109,17 +111,20 @@ def anneal_packings(
     Parameters
     ----------
     tables, work, draw, plan, stop
-        As those of `anneal`. The first packing is for the period of the state; what else is there
-        is not read. `plan` says how many placements all annealings have together, about.
+        As those of `anneal`. The first packing is for the period of the state, which has room for
+        each layer as a stage; what else is there is not read. `plan` says how many placements all
+        annealings have together, about.
+
+    Returns
+    -------
+    int
+        How many placements were looked at.
     """
     short = plan._replace(steps=max(1, plan.steps // SHORT))
     placements = 0
     failed, target = 0, int(work.state.counts[PERIOD])
     while failed < FAILURES and placements < plan.steps and not stop[0]:
-        stages = pack_layers(tables, target, MOVES * short.steps, draw)
-        if len(stages) >= len(work.state.row):
-            break
-        encode(stages, work.state, target)
+        encode(pack_layers(tables, target, MOVES * short.steps, draw), work.state, target)
         before = int(work.found[0])
         placements += anneal(tables, work, draw, short, stop)
         found = int(work.found[0])
@@ -256,8 +261,8 @@ def _excess(most: float, room: int) -> float:
 
 
 @njit_entry
-def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> float:
-    """Search from where units are; return the energy of the best."""
+def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> None:
+    """Search from where units are, and leave the best in `best`."""
     moments, units = p.held.shape
     gpus = p.room.shape[0]
     for gpu in range(gpus):
@@ -334,6 +339,5 @@ def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> float:
             best = now
             for third in range(units):
                 p.best[third] = p.gpu[third]
-            if best < 1e-9:
+            if best < ROUNDED:
                 break
-    return best

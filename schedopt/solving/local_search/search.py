@@ -1,9 +1,9 @@
 """The search for a general allocation: many short annealings, several at a time.
 
 A round is one annealing for each worker. In turn, a round begins hot from starts, each of which may
-join a pool of elites, or goes on from these, warm and below the best period (`elite_pool`). All see
-the best of the round before, so that a run with the same seed, the same number of workers and no
-time limit goes the same way.
+join a pool of elites, or goes on from these, warm and below the best period (`elite_pool`). Some of
+the starts are packings in which nothing waits (`no_wait`). All see the best of the round before, so
+that a run with the same seed, the same number of workers and no time limit goes the same way.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class LocalSearch:
         self.elites = ElitePool(self.tables, self.most) if elites is None else elites
         self.placements = self._improving = 0
         self.longest = longest_period(problem)
-        self._packs = can_pack(self.tables)
+        self._packs = self.tables.layers <= self.most and can_pack(self.tables)
         self._busy_ns = int(self.tables.time[0, [FORWARD, BACKWARD], -1].sum()) / self.tables.gpus
         self._rounds, self._found = Counter[bool](), Counter[bool]()
         self._bounds_at_first = {k: self._bound(k) for k in range(1, LONGEST + 1)}
