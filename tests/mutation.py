@@ -235,7 +235,7 @@ class Mutation:
     def __init__(self, chosen: Sequence[Mutant], jobs: int, seconds: float | None) -> None:
         self.chosen = chosen
         self.jobs = jobs
-        self.end = None if seconds is None else time.monotonic() + seconds
+        self.seconds = seconds
         self.survivors: list[Mutant] = []
         self.tried = 0
 
@@ -244,11 +244,11 @@ class Mutation:
         # Once without a fault: what tests load on their way need not be loaded for each mutant.
         called = {item: _called(item) for item in session.items}
         order = list(session.items)
+        end = None if self.seconds is None else time.monotonic() + self.seconds
         running: dict[int, tuple[Mutant, int]] = {}
         left = list(reversed(self.chosen))
         while left or running:
-            late = self.end is not None and time.monotonic() > self.end
-            if late:
+            if end is not None and time.monotonic() > end:
                 left.clear()
             while left and len(running) < self.jobs:
                 mutant = left.pop()
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, help="how many mutants, by chance; default: all")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--seconds", type=float, help="after which no further mutant is tried")
+    parser.add_argument("--seconds", type=float, help="after which no other mutant begins")
     parser.add_argument("--only", default="", help="the module")
     options = parser.parse_args(arguments)
     chosen = [mutant for mutant in mutants() if mutant.module.startswith(options.only)]

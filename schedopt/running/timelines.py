@@ -59,6 +59,7 @@ def chart_run(report: Report) -> Chart:
     steps = sorted(report.steps, key=length)
     done = "replayed" if report.job.backend == "logical" else "run"
     both = {"plan": report.planned, done: steps[len(steps) // 2]}
+    which = "one step" if len(steps) == 1 else f"the step of median length of {len(steps)}"
     shown = max(max(span.end_ns for span in spans) for spans in both.values())
     facts = [
         f"{name.capitalize()}: step {format_duration(length(spans))}, bubble {bubble(spans):.1%}"
@@ -66,7 +67,10 @@ def chart_run(report: Report) -> Chart:
     ]
     return Chart(
         title=f"{report.plan.chain}",
-        facts=(*facts, f"{report.job.microbatches} micro-batches, {report.job.backend}"),
+        facts=(
+            *facts,
+            f"{report.job.microbatches} micro-batches, {report.job.backend}; {done}: {which}",
+        ),
         numbering="micro-batch",
         length_ns=shown,
         repeats_from_ns=shown,

@@ -113,6 +113,15 @@ def test_the_picture_has_two_rows_a_rank(tmp_path: Path) -> None:
     assert b"0 replayed" in (tmp_path / "run.svg").read_bytes()
 
 
+def test_the_picture_says_which_step_it_shows() -> None:
+    once = report_of("general")
+    thrice = Report(once.job, once.outcome, 0.0)
+    vars(thrice)["steps"] = 3 * once.steps
+    last = "6 micro-batches, logical; replayed: "
+    assert chart_run(once).facts[-1] == f"{last}one step"
+    assert chart_run(thrice).facts[-1] == f"{last}the step of median length of 3"
+
+
 def test_the_picture_tells_how_busy_ranks_are_in_a_step_of_its_own_length() -> None:
     report = report_of("contiguous")
     slow = Report(replace(report.job, stretch=STRETCH / 2), report.outcome, 0.0)
