@@ -149,7 +149,7 @@ class Chart:
     links : tuple of Row
         Those that carry something.
     spans : tuple of Span
-        Periods, or the phases of a step.
+        Periods, steps, or the phases of a step.
     stages : int
     busiest : int
         The position in `gpus` of the one that works the most.

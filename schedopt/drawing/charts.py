@@ -26,7 +26,7 @@ Run = tuple[Operation | Transfer, int, int, int, int | None, int]
 
 
 def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart:
-    """Return what a picture of a valid plan shows: its pattern, twice.
+    """Return what a picture of a valid plan shows: its pattern, twice; a step with a flush, once.
 
     Of a result it also says what is proven. A report may be that of the plan. Without a plan this
     is a ValueError.
@@ -48,22 +48,24 @@ def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart
     timeline, binding = report.timeline, report.binding
     period, repeat = plan.pattern.period_total_ns, timeline.length_ns
     # Replicas that take turns make a round of several periods, which shows the pattern by itself;
-    # a step with a flush is shown once.
-    once = repeat > period or plan.scope.microbatches is not None
+    # a step with a flush is shown once, and nothing in it is of another step.
+    is_step = plan.scope.microbatches is not None
+    once = repeat > period or is_step
     shown = repeat if once else 2 * period
     runs = list(_repeated(_runs(timeline), timeline, shown))
     levels = memory_profile(plan, report.residencies, repeat)
+    lasting = format_duration(period)
     return Chart(
         title=f"{plan.chain}",
         facts=(f"{plan.platform}", *_facts(result, report), *_notes(plan)),
-        numbering="shift",
+        numbering="micro-batch" if is_step else "shift",
         length_ns=shown,
         repeats_from_ns=min(repeat, shown),
         gpus=_gpu_rows(plan, runs, [load.share for load in report.loads]),
         memory=_memory_rows(report, [_tile(row, repeat, shown) for row in levels], report.memory),
         links=_link_rows(plan, runs, shown),
         spans=tuple(
-            Span(start, start + period, f"period {format_duration(period)}")
+            Span(start, start + period, f"{'step' if is_step else 'period'} {lasting}")
             for start in range(0, shown, period)
         ),
         stages=len(plan.stages),

@@ -14,6 +14,7 @@ from schedopt import Plan, Platform, Result
 from schedopt.account import load, memory
 from schedopt.drawing import Box, Chart, chart_plan, chart_simulation
 from schedopt.simulation import simulate, usual_micro_batches
+from schedopt.solvers.step import make_step
 from tests.drawing.helpers import result_of
 from tests.examples import EXAMPLES
 from tests.random_plans import valid_plans
@@ -72,6 +73,16 @@ def test_a_step_of_a_plan_by_hand() -> None:
     assert chart.length_ns == chart.repeats_from_ns == 20
     assert [span.name for span in chart.spans] == ["starting", "all GPUs in use", "finishing"]
     assert [chart.labels(box)[0] for box in chart.gpus[2].boxes[:2]] == ["F2:0", "B2:0"]
+
+
+def test_the_plan_of_a_step_is_shown_once_with_the_numbers_of_its_micro_batches() -> None:
+    plan = EXAMPLES["contiguous"]()
+    scope = replace(plan.scope, microbatches=2)
+    chart = chart_plan(make_step(simulate(plan, 2), replace(plan, scope=scope)))
+    assert [(span.start_ns, span.end_ns, span.name) for span in chart.spans] == [
+        (0, 20, "step 20 ns")
+    ]
+    assert [chart.labels(box)[0] for box in chart.gpus[2].boxes] == ["F2:0", "B2:0", "F2:1", "B2:1"]
 
 
 def test_links_of_two_directions_have_two_rows() -> None:
