@@ -152,7 +152,7 @@ class Collective:
     (s + c) mod R. In each of R - 1 rounds every replica sends one chunk to the next one (Patarasuk
     and Yuan 2009): all at the start of the round, but where neighbours share a link, one after the
     other on it, in the order of the ring, each for as long as the largest chunk takes. The next
-    round starts when so much time is over for all.
+    round starts when that time is over for all.
 
     Where the replicas share in groups of h = R / g (`Stage.shard_copies`), each group is a ring.
     Round it go h chunks after the other h, g times, in h - 1 rounds each. Across groups the

@@ -29,7 +29,7 @@ SHARE_OF_SEEDS: Final = 0.25
 SHARE_OF_BEST: Final = 0.75
 """Of what is left then, for the engine with the shortest step; the rest is for the other one."""
 LEAST_S: Final = 10.0
-"""Where there is no limit, they have as long as all before them, and so much at least."""
+"""Where there is no limit, they have as long as all before them, and at least this."""
 MOST_SHARED: Final = "optimizer"
 """An engine's pipeline shares no more."""
 

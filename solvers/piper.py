@@ -152,9 +152,9 @@ class _Search:
     def _choose(self, layers: slice, kept: Array, missing: Array) -> tuple[Array, Array]:
         """Return in which order layers are recomputed, and the place of the last one to be.
 
-        A row for each number of micro-batches kept and bytes missing; where no layers save so much
-        the place is behind all. More micro-batches miss more, and where one number is too many,
-        all larger ones are.
+        A row for each number of micro-batches kept and bytes missing; where all layers save less,
+        the place is behind all. More micro-batches miss more, and where one number is too many, all
+        larger ones are.
         """
         saving = np.outer(kept - 1, self.saved[layers]) - np.outer(kept, self.inputs[layers])
         gain = np.maximum(saving, 0)

@@ -96,7 +96,7 @@ def _is_in_scope(problem: Problem, name: str) -> bool:
 
 
 def _is_allowed(problem: Problem, name: str) -> bool:
-    """Whether a system in which each GPU runs all layers may share so much, and fits."""
+    """Whether a system in which each GPU runs all layers may share what it does, and fits."""
     allowed = SHARDS[: SHARDS.index(problem.scope.shard) + 1]
     return WHOLE[name] in allowed and _may_fit(problem, WHOLE[name])
 

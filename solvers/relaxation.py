@@ -50,7 +50,7 @@ TIME_GROWTH: Final = 4
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 COARSE: Final = 3
-"""Where a period has no answer, and less than one of so many parts of the gap to the best plan is
+"""Where a period has no answer, and less than this part (1 / COARSE) of the gap to the best plan is
 left below it, there is more time for each at once: most is gained where most is open."""
 MOST_HARD: Final = 2
 """Periods that are packed each time although there is no answer."""
@@ -106,7 +106,7 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
 
 
 def decide(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[Stage, ...]]:
-    """Return what CP-SAT says within so many seconds, and the last allocation that it found.
+    """Return what CP-SAT says within `most_s` seconds, and the last allocation that it found.
 
     Instants at which an allocation does not fit are added until one does.
     """

@@ -25,7 +25,7 @@ REST: Final = 4
 So much longer it must be able to go on then, too, or only the last one is laid out.
 """
 LATE_S: Final = 0.4
-"""So much later than time is up the best may be laid out."""
+"""How much later than time is up the best may be laid out."""
 MOST_KEPT: Final = 0.75
 """Of the time, for laying the last one out: a search that has next to none finds bad ones."""
 

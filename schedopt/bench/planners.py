@@ -98,7 +98,7 @@ def _least(times: Iterable[int | None]) -> int | None:
 
 
 def _score_at(step: StepData, stages: Sequence[Stage], level: int) -> Score:
-    """Simulate the step of stages whose replicas share so much."""
+    """Simulate the step of stages whose replicas share what a level says."""
     replicas = [len(stage.gpus) for stage in stages]
     rows = [
         (stage.first, stage.last + 1, count, level if count > 1 else 0, 0)

@@ -235,7 +235,7 @@ class Scaled:
         return int(value * self._size // 1)
 
     def counts(self, times: Array) -> Array:
-        """Return how many micro-batches are there at once that stay so long.
+        """Return how many micro-batches are there at once if each stays for a time.
 
         One comes every T / k on average, so that on average time k / T of them are there, and at
         some instant that rounded up, and one at least.
@@ -307,7 +307,7 @@ class Scaled:
         )
 
     def _with_workspace(self, sizes: Array, times: Array) -> Array:
-        """Add to averages what operations take that run so long for each micro-batch."""
+        """Add to averages the workspace of operations that run for these times per micro-batch."""
         import numpy as np
 
         if not self.peak:

@@ -60,7 +60,7 @@ CLOSE: Final = 2048
 MOST_HELD: Final = 6
 """Of instants that turns ask for, micro-batches that all layers hold."""
 MOST_INSTANTS: Final = 8
-"""With recompute, so many of them, those at which the most is kept."""
+"""With recompute, the most of these instants that are looked at, those at which most is kept."""
 PROOF: Final = Proof(ProofKind.STEP_IN_FLIGHT)
 
 
@@ -100,7 +100,7 @@ def flush_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> B
 
 
 class _Flush:
-    """Whether a step may take so long, ns.
+    """Whether a step may have a makespan, ns.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class _Flush:
         self.ahead = np.tile(np.cumsum(self.scaled.ahead) - self.scaled.ahead, (2, 1))
 
     def is_refuted(self) -> bool:
-        """Whether no step takes so long, or less."""
+        """Whether no step has this makespan or a shorter one."""
         if (self.scaled.work > self.scaled.limit).any():
             return True
         runs: Runs | None = None
@@ -225,7 +225,7 @@ class _Flush:
             yield replace(held, kept=held.kept + workspace, again=again + workspace)
 
     def _kept_at(self, counts: Array) -> ResidentBytes:
-        """Return what layers keep for so many micro-batches each."""
+        """Return what each layer keeps for its count of micro-batches."""
         scaled, nothing = self.scaled, 0 * counts
         return ResidentBytes(
             kept=self._hold(scaled.saved, counts),

@@ -140,7 +140,7 @@ def _filled(limit: int, gpus: int, more: int, each: int) -> int:
 
 
 class _Step:
-    """Whether a step of m micro-batches may take so long, ns.
+    """Whether a step of m micro-batches may have a makespan, ns.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class _Step:
         ]
 
     def is_refuted(self, makespan: int) -> bool:
-        """Whether no step takes so long, or less."""
+        """Whether no step has this makespan or a shorter one."""
         # What is left of the step behind each layer, for each t; less than 0: no such stage.
         left = [
             [self._left(makespan, work, times) for work, times in zip(*row, strict=True)]
@@ -284,7 +284,7 @@ class _Step:
     def _around(
         self, tensor: int, replicas: int, update: int, gradient: int, parameter: int
     ) -> int:
-        """Return the least time behind a layer with so many replicas, ns."""
+        """Return the least time, ns, behind a layer that has these replicas."""
         if replicas == 1:
             return update
         own = self._rings(tensor, replicas, gradient, gradient, update, update)

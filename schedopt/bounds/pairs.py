@@ -59,7 +59,7 @@ class Gap:
     Parameters
     ----------
     number, parts : int
-        Which part it is of so many of all gaps, from the least on.
+        All gaps are cut into `parts` of one length; this is part `number`, from the least on.
     """
 
     number: int = 0

@@ -98,7 +98,7 @@ def propagate(
     With a gap it speaks of patterns alone whose two micro-batches have it.
 
     The span of a layer is at least its own way, and that of all layers behind it with a transfer
-    ahead and back at each cut. So many micro-batches are in flight as the span takes periods; each
+    ahead and back at each cut. As many micro-batches are in flight as the span takes periods; each
     keeps what is saved, or less and a time of recompute. That says which runs of layers fit a GPU,
     these where the chain must be cut, and cuts lengthen spans: again and again, until nothing
     changes. A period is refuted if a layer, a run that must be or all together do not fit. For

@@ -82,7 +82,7 @@ def _lengths(gpu: Gpu, times: Sequence[Times]) -> list[int]:
 
 
 def _shared(work: int, speeds: Sequence[Fraction], waits: Sequence[int]) -> Fraction:
-    """Return the least time in which GPUs that wait first do so much work, ns."""
+    """Return the least time, ns, in which GPUs that wait first do all the work."""
     most = min(len(speeds), len(waits))
     together = accumulate(speeds[:most])
     lost = accumulate(speed * wait for speed, wait in zip(speeds, waits, strict=False))
@@ -141,7 +141,7 @@ class _Steps:
         self.carried[1:-1] = np.array(times, dtype=np.int64)
 
     def is_possible(self, makespan: int) -> bool:
-        """Whether some stages may take so long, ns."""
+        """Whether some stages may have a step of at most this makespan, ns."""
         import numpy as np
 
         cuts, count = self.cuts, self.count

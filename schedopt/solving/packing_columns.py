@@ -51,9 +51,9 @@ CHANGED: Final = 512
 EMPHASIS: Final = 6
 """Limits by which an order goes."""
 WORTH: Final = 1e-6
-"""A column is added if it weighs so much more than 1."""
+"""A column is added if its weight is above 1 by more than this."""
 EARLY: Final = 0.2
-"""CP-SAT is asked where no column is found with so much of what its share is above 1."""
+"""CP-SAT is asked where no column is found with this part of what its share is above 1."""
 CENTRE: Final = 0.5
 """The part of the weights before in those that are asked for first: they change less so."""
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
@@ -148,7 +148,7 @@ class PackingColumns:
         self._programme.Maximize(sum(self._weights))
 
     def may_hold_all(self, most_s: float) -> bool | None:
-        """Whether parts of columns hold all layers; None if that is not known in so many seconds.
+        """Whether parts of columns hold all layers; None if the time ends before that is known.
 
         If they do not, no allocation has the period.
         """

@@ -146,12 +146,12 @@ def share_time(
 
 
 def has_time(phase: Phase, later: Sequence[Phase], seconds: float | None) -> bool:
-    """Whether a phase with so many seconds is worth them, where there is a plan."""
+    """Whether a phase is worth the seconds that it would have, where there is a plan."""
     return seconds is None or seconds >= LEAST_S_OF_START or not is_start(phase, later)
 
 
 def side_by_side(phase: Phase, seconds: float | None) -> tuple[str, ...]:
-    """Return the solvers of a phase that are of use in so many seconds; the first one always is."""
+    """Return the solvers of a phase that are of use in its seconds; the first one always is."""
     places = len(phase.problem.chain.layers) * len(phase.problem.platform.gpus)
     if seconds is None or places <= PLACES_IN_A_SECOND * seconds or keeps_nothing(phase.problem):
         return phase.solvers

@@ -207,7 +207,7 @@ class ListScheduler:
         priority: int = 0,
         round_ns: int = 0,
     ) -> None:
-        """Add something that takes so long, and all of these resources at once.
+        """Add something that takes a length of time, and all of these resources at once.
 
         Between rounds of some length it makes room for what has a lower priority.
         """

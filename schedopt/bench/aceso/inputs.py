@@ -92,13 +92,13 @@ class Inputs:
         return import_plan(path, self.platform, plan=plan, profile=self.tables.path(OPERATORS))
 
     def with_room(self, room: int) -> Platform:
-        """Return GPUs of which a plan may use so much, bytes."""
+        """Return GPUs of which a plan may use `room` bytes."""
         gpu = self.platform.gpus[0]
         other = replace(gpu, memory_bytes=room + gpu.reserved_bytes)
         return self.platform.with_gpus([other] * self.gpus)
 
     def bound_ns(self, room: int, longest: int) -> int:
-        """Return what no step can beat, on GPUs of which a plan may use so much, ns.
+        """Return what no step can beat, ns, on GPUs of which a plan may use `room` bytes.
 
         Of all stages of operators, with replicas, tensor groups and recompute, for each size of
         micro-batches; `longest` is a step that is known.

@@ -165,9 +165,9 @@ class EngineAnswers:
     def lay_out_pending(self, most: int | None = None) -> None:
         """Spell out steps that take long, the shortest first, as far as there is time.
 
-        Up to one that is no shorter, or so many: of these none that is hardly shorter than what is
-        known, or longer than what waits beside. They are left for the end. Where nothing is known,
-        one is laid out however little time there is.
+        Up to one that is no shorter, or `most` of them: of these none that is hardly shorter than
+        what is known, or longer than what waits beside. They are left for the end. Where nothing is
+        known, one is laid out however little time there is.
         """
         while self.pending and most != 0 and not self._is_over():
             if most is not None and not self._is_clearly_shorter(self.pending[0][0]):
@@ -207,7 +207,7 @@ class EngineAnswers:
         return self.run.clock.stop_requested() or (self.run.stopped() and is_known)
 
     def _is_clearly_shorter(self, least: int) -> bool:
-        """Whether a step that may take so long, ns, is worth to be laid out before the end."""
+        """Whether a step of at least `least` ns is worth being laid out before the end."""
         beside, limit = self.run.hopes.beside(), self.limit
         if beside is not None and beside < least:
             return False

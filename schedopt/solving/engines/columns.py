@@ -26,7 +26,7 @@ LARGE: Final = 1 << 58
 AT_ONCE: Final = 3
 """Columns of a rank that are added before prices are asked again."""
 WORTH: Final = -1e-7
-"""A column is added if it takes so much less than its price, in steps."""
+"""A column is added if it takes less than its price by more than this, in steps."""
 
 
 class Branch(NamedTuple):

@@ -83,8 +83,7 @@ def steps_in_order(sequence: Array, times: Array, kinds: int, threads: int, limi
         Of operations.
     threads : int
     limit : int
-        A row that takes so long, ns, or longer may be said to take more than it does, or less, but
-        at least this.
+        Of a row that takes at least this, ns, the answer may be wrong, but is at least this.
 
     Returns
     -------

@@ -265,7 +265,7 @@ class _Table:
             kept = self.middle.kept * (rows - again) + self.middle.kept_recomputed * again
             held = (kept @ vectors[:, :number].T).max(axis=1)
             rows = rows[held + self.middle.weights * rows.sum(axis=1) <= room]
-        # The other ranks have no more than so many either.
+        # The other ranks have at most `most`, too.
         left: Array = rows[rows.sum(axis=1) >= self.middle_count - (cuts.ranks - 1) * most]
         return left
 

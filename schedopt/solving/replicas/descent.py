@@ -33,8 +33,8 @@ class Descent:
         """Change the best candidate a little while that helps; yield each best one so far.
 
         Where nothing helps, a few changes of one of the best at once make a start that is worse,
-        and may end better. After so many that do not it ends, and goes on from there the next time
-        unless others found a better one.
+        and may end better. After `most_idle` that do not it ends, and goes on from there the next
+        time unless others found a better one.
         """
         if not self.candidates.best:
             return

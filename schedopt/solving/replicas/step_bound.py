@@ -22,7 +22,7 @@ from schedopt.solving.run import Run
 
 
 def fits(step: StepData, room: int | None = None) -> bool:
-    """Whether some stages hold a micro-batch, on GPUs with so much room or as they are, bytes.
+    """Whether some stages hold a micro-batch, on GPUs as they are or with `room` bytes.
 
     Few stages make a short step, so that those are looked at first.
     """
@@ -316,15 +316,15 @@ def find_least(costs: Costs, machine: Machine, known: Least) -> None:
 
 
 def is_possible(step: StepData, makespan: int, room: int | None = None) -> bool:
-    """Whether the bound lets a step take so long, ns.
+    """Whether the bound lets a step have a makespan, ns.
 
     From the end of the chain, for each first layer and number of GPUs, the least each of: q, the
     span of a micro-batch without waiting; and for each number of replicas of the stage in front e,
     from the first forward to the last backward of the stage, and of any one of its replicas; and f,
     until all behind the first forward is done, collectives included, and all behind that of any one
     of its replicas that waits for this one. Where replicas do not divide the micro-batches, some
-    one runs ceil(m / R), which counts for the stage, and any one at least floor(m / R). With so
-    much room on each GPU, or as it is, bytes.
+    one runs ceil(m / R), which counts for the stage, and any one at least floor(m / R).
+    Each GPU has `room` bytes, or what it has.
     """
     costs, _ = step.for_kernels
     machine = _with_fast_nodes(step.machine)
