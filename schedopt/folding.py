@@ -10,7 +10,7 @@ from typing import Final
 
 from schedopt.errors import InputError
 from schedopt.network import Resource
-from schedopt.plan import Collective, Pattern, Plan, Transfer, place_in_period
+from schedopt.plan import Collective, Pattern, Plan, Transfer, place_in_period, require_plan
 from schedopt.platform import Platform
 from schedopt.stage import Stage
 
@@ -265,8 +265,9 @@ def whole(plan: Plan, most: int = MOST_ITEMS) -> Plan:
     Raises
     ------
     InputError
-        If that would be too many.
+        If that would be too many, or it is no plan.
     """
+    require_plan(plan)
     pattern = plan.pattern
     fold = pattern.fold
     if not pattern.is_short:

@@ -14,7 +14,15 @@ from schedopt.problem import Problem
 from schedopt.stage import Stage
 from schedopt.stored import find_function
 from schedopt.transfer import Collective, Transfer, moved_to
-from schedopt.validation import LARGEST, LARGEST_COUNT, STRICT, as_tuple, check_choice, check_whole
+from schedopt.validation import (
+    LARGEST,
+    LARGEST_COUNT,
+    STRICT,
+    as_tuple,
+    check_choice,
+    check_whole,
+    show,
+)
 
 __all__ = [
     "KINDS",
@@ -298,6 +306,16 @@ class Plan(Problem):
         """Return what a notebook shows."""
         text: str = find_function("schedopt.reporting.notebook:show_plan")(self)
         return text
+
+
+def require_plan(value: object) -> None:
+    """Raise `InputError` for what is no plan, such as the result that has one."""
+    if not isinstance(value, Plan):
+        raise InputError(
+            f"{show(value)} is not a Plan",
+            field="plan",
+            way_out="Give a schedopt.Plan, such as the `plan` of a result that has one",
+        )
 
 
 def place_in_period(start_ns: int, micro_batch: int, k: int, period_ns: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeGuard, cast
 
 from schedopt.errors import InputError
@@ -157,6 +158,16 @@ def as_rows(owner: object, name: str, *, low: int = 0, high: int = LARGEST) -> N
 
 Ratio = tuple[int, int]
 """An exact number of nanoseconds: numerator and denominator."""
+
+
+def as_path(value: Any) -> Path:
+    """Return the path of a file; `InputError` for what is none."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise InputError(
+            f"{show(value)} is not a path", way_out="Give the path of a file"
+        ) from None
 
 
 def as_ratio(value: Fraction | int) -> Ratio:

@@ -24,10 +24,16 @@ from schedopt import (
     Stage,
     Transfer,
     check,
+    solve,
 )
+from schedopt.account import find_binding, load, memory, versions
+from schedopt.drawing import picture_suffix
+from schedopt.simulation import simulate
+from tests.refusals import assert_refused
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=30, activation_bytes=4)
 GPU = Gpu(memory_bytes=10)
+PROBLEM = Problem(chain=Chain(layers=(LAYER,)), platform=Platform(1, 100))
 FORWARD = Operation(kind="F", stage=0, shift=0, start_ns=0)
 BACKWARD = Operation(kind="B", stage=0, shift=-3, start_ns=1)
 DIGITS = 10**5000
@@ -197,9 +203,23 @@ def test_what_is_no_plan_is_not_checked(subject: Any) -> None:
     assert caught.value.field == "subject"
 
 
+@pytest.mark.parametrize(
+    "use", [memory, load, versions, find_binding, partial(simulate, microbatches=1)]
+)
+@pytest.mark.parametrize("subject", [None, "plan.json", Result(problem=PROBLEM, status="unknown")])
+def test_what_is_no_plan_costs_nothing(use: Callable[[Any], object], subject: Any) -> None:
+    assert_refused(lambda: use(subject), "plan", "is not a Plan", way_out="the `plan` of a result")
+
+
+@pytest.mark.parametrize("stages", [3, "even"])
+def test_stages_that_are_none_are_refused(stages: Any) -> None:
+    chain, platform = PROBLEM.chain, PROBLEM.platform
+    assert_refused(lambda: solve(chain, platform, stages=stages), "stages", "is not a sequence")
+
+
 @pytest.mark.parametrize("path", [None, 3, 3.5, [1]])
 def test_what_is_no_path_is_neither_read_nor_written(path: Any) -> None:
     chain = Chain(layers=(LAYER,))
-    for use in (Chain.load, Platform.load, Result.load, chain.save):
+    for use in (Chain.load, Platform.load, Result.load, chain.save, picture_suffix):
         with pytest.raises(InputError, match="is not a path"):
             use(path)

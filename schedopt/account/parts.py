@@ -10,7 +10,7 @@ from schedopt.account.shard_owners import ShardOwners, part_of
 from schedopt.account.timeline import Timeline, stage_bytes
 from schedopt.folding import find_twins, ring
 from schedopt.network import Resource
-from schedopt.plan import Plan
+from schedopt.plan import Plan, require_plan
 from schedopt.problem import Scope
 from schedopt.rule import Rule
 
@@ -116,6 +116,7 @@ def find_part(plan: Plan) -> Part | None:
     The plan is a step with a flush, in which each GPU has one version of its weights, and its parts
     are alike, and share neither GPUs nor links.
     """
+    require_plan(plan)
     pattern, count, fold = plan.pattern, plan.pattern.k, plan.pattern.fold
     if (
         not pattern.is_short

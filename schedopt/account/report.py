@@ -11,7 +11,7 @@ from schedopt.account.memory import GpuMemory, concurrent_activations, memory, m
 from schedopt.account.parts import find_part
 from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Timeline
-from schedopt.plan import Plan
+from schedopt.plan import Plan, require_plan
 from schedopt.units import format_bytes
 
 
@@ -70,6 +70,7 @@ class PlanReport:
     """
 
     def __init__(self, plan: Plan) -> None:
+        require_plan(plan)
         self.plan = plan
 
     @cached_property

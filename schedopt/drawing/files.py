@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from warnings import catch_warnings, filterwarnings
 
 from schedopt.errors import InputError
+from schedopt.validation import as_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,9 +51,9 @@ def picture_suffix(path: str | Path) -> str:
     Raises
     ------
     InputError
-        For a name that says no kind, or where matplotlib is not installed.
+        For no path, a name that says no kind, or where matplotlib is not installed.
     """
-    suffix = Path(path).suffix.lower()
+    suffix = as_path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
             f"{suffix or 'a name without ending'} is not a kind of picture",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from schedopt.errors import InputError, naming_file
 from schedopt.formats.values import LONGEST_NUMBER, Fault, check_values
-from schedopt.validation import show
+from schedopt.validation import as_path
 
 LARGEST_FILE: Final = 256 * 2**20
 KINDS: Final = {
@@ -59,15 +59,14 @@ def read_bytes(path: str | Path) -> bytes:
     InputError
         If there is no such file, or it cannot be read.
     """
+    path = as_path(path)
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise InputError("no such file", way_out="Check the path") from None
     except IsADirectoryError:
         raise InputError("is a folder", way_out="Name a file in it") from None
-    except TypeError:
-        raise InputError(f"{show(path)} is not a path", way_out="Give the path of a file") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot be read: {reason}", way_out="Check path and rights") from None

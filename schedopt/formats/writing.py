@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from schedopt.errors import InputError
 from schedopt.formats.values import check_values
-from schedopt.validation import show
+from schedopt.validation import as_path
 
 WIDTH: Final = 110
 """What fits into this many characters stands on one line: a layer, an operation."""
@@ -77,14 +77,13 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         If the path cannot be written. An older file stays as it was.
     """
     data = content.encode() if isinstance(content, str) else content
+    path = as_path(path)
     try:
         mode = _mode(path)
         if stat.S_ISREG(mode):
             _replace(Path(os.path.realpath(path)), data, stat.S_IMODE(mode))
         else:
-            Path(path).write_bytes(data)
-    except TypeError:
-        raise InputError(f"{show(path)} is not a path", way_out="Give the path of a file") from None
+            path.write_bytes(data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
 

@@ -16,7 +16,7 @@ from schedopt.account.residencies import Residency, residencies_of
 from schedopt.account.timeline import Interval, Timeline, replica_of
 from schedopt.errors import InputError
 from schedopt.folding import whole
-from schedopt.plan import Kind, Operation, Plan, Transfer
+from schedopt.plan import Kind, Operation, Plan, Transfer, require_plan
 from schedopt.simulation.events import Event, unroll
 from schedopt.simulation.shifting import shift_left
 from schedopt.validation import as_whole, check_choice
@@ -206,8 +206,10 @@ def simulate(plan: Plan, microbatches: int, *, timing: Timing = "asap") -> Simul
     Raises
     ------
     InputError
-        For a number of micro-batches that does not fit, or that makes too many events.
+        For what is no plan, or a number of micro-batches that does not fit or makes too many
+        events.
     """
+    require_plan(plan)
     microbatches = as_whole(microbatches, "microbatches", low=1, high=2**20)
     every = plan.rule.update_every or 1
     if microbatches % every:

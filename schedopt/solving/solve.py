@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from schedopt.chain import Chain
 from schedopt.effort import GAP, TIME_LIMIT
@@ -115,7 +116,7 @@ def solve(
             platform=platform,
             rule=rule or Rule(),
             scope=scope or default_scope(solver, fixed=bool(stages)),
-            stages=tuple(stages),
+            stages=cast("tuple[Stage, ...]", stages),  # a problem makes it one
         )
         problems = [problem]
     elif rule is not None or stages:
