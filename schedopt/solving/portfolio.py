@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from fractions import Fraction
 from typing import Final
 
@@ -57,6 +57,8 @@ SHARE_OF_IDLE: Final = 0.1
 """Of the time limit, after which a search for longer patterns ends that has found nothing more."""
 SHARE_OF_BOUNDS: Final = 0.1
 """Of the time that is left, for bounds without a search."""
+SHARE_ALONE: Final = 0.02
+"""Of the time that is left, in which nothing is searched beside them: they may settle all."""
 
 
 def solve_problem(
@@ -93,10 +95,13 @@ def solve_problem(
     )
     if solver is None and _may_be_idle(run):
         run.idle_share = SHARE_OF_IDLE
-    with stopping_first(run.stop):
-        portfolio = _Portfolio(problem, run, solver)
+    with stopping_first(run.stop), ThreadPoolExecutor(1) as pool:
+        portfolio = _Portfolio(problem, run, solver, pool)
         portfolio.compile()
-        return portfolio.solve(plan)
+        try:
+            return portfolio.solve(plan)
+        finally:
+            portfolio.prover.stop()
 
 
 def _may_be_idle(run: Run) -> bool:
@@ -114,13 +119,15 @@ def _may_be_idle(run: Run) -> bool:
 class _Portfolio:
     """The phases of one problem, in their order."""
 
-    def __init__(self, problem: Problem, run: Run, named: str | None) -> None:
-        self.problem, self.run, self.named = problem, run, named
+    def __init__(self, problem: Problem, run: Run, named: str | None, pool: Executor) -> None:
+        self.problem, self.run, self.named, self.pool = problem, run, named, pool
         self.phases = [Phase((named,), "", problem)] if named else [*plan_phases(problem)]
         self.others = [] if named else [*what_if_phases(problem)]
         names = (name for phase in self.phases for name in phase.solvers)
         self.solvers = {name: load_solver(name) for name in names}
-        self.proofs = lower_bounds(problem, run.stopped)
+        self.prover = run.fork(run.workers, 1.0)
+        self.proofs = lower_bounds(problem, self.prover.stopped)
+        self.proving: Future[None] | None = None
         self.results: list[PhaseResult] = []
         self.refusals: list[InputError] = []
 
@@ -148,8 +155,12 @@ class _Portfolio:
             elif self._is_open(phase) and self._has_time(phase, share):
                 self._run(phase, share)
                 run.clock.take_back_turn()
-        if not run.clock.ended() and not run.settled():
-            self._prove()
+        if run.clock.ended() or run.settled():
+            self.prover.stop()
+        else:
+            self._begin_to_prove()
+        if self.proving is not None:
+            self.proving.result()
         if run.best() is None and self.refusals and len(self.refusals) == len(self.results):
             raise self.refusals[-1]
         return self._result()
@@ -160,7 +171,7 @@ class _Portfolio:
         impossible = self._infeasibility()
         if impossible is None and (self.named or phase.freedom or phase.weight):
             # Those before are quick, and leave a plan if somebody asks to stop.
-            self._prove()
+            self._begin_to_prove()
             impossible = self._infeasibility()
         if run.clock.ended():
             return False
@@ -296,11 +307,27 @@ class _Portfolio:
             )
         )
 
+    def _begin_to_prove(self) -> None:
+        """Let bounds be proven, until there are no more or a share of the time is up.
+
+        What takes long goes on beside the search, if that has a plan to improve. Else it is waited
+        for: there may be none. With a limit of work, too: what is told when it comes would make
+        runs differ.
+        """
+        if self.proving is not None:
+            return
+        run, seconds = self.run, self.prover.remaining()
+        self.proving = self.pool.submit(self._prove)
+        improves = run.best() is not None and self.problem.scope.period_ns is None
+        if seconds is not None and improves and run.work_limit is None:
+            wait([self.proving], timeout=SHARE_ALONE * max(0.0, seconds))
+        else:
+            self.proving.result()
+
     def _prove(self) -> None:
-        """Report bounds until all are proven, or a share of the time is up."""
-        self.run.begin("closed form", SHARE_OF_BOUNDS)
+        self.prover.begin("closed form", SHARE_OF_BOUNDS)
         for proven in self.proofs:
-            self.run.add_bound(proven)
+            self.prover.add_bound(proven)
 
     def _infeasibility(self) -> Infeasibility | None:
         return find_infeasibility(self.problem, self.run.incumbent)

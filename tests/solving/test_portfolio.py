@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -111,6 +112,36 @@ def test_a_quick_plan_comes_before_the_bounds_that_take_long(
     result = solve(Chain(layers=(EQUAL, EQUAL, EQUAL, LONG)), Platform(3, 99), scope=scope)
     assert seen == [result.period]
     assert result.plan is not None
+
+
+@pytest.mark.parametrize("work_limit", [None, 1000])
+def test_a_search_waits_for_slow_bounds_only_with_a_limit_of_work(
+    work_limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, platform = Chain(layers=(*(EQUAL,) * 32, LONG)), Platform(2, 99)
+    best = plan_of(solve(chain, platform, solver="even_split"))
+    searching, met = threading.Event(), []
+
+    def late(problem: Problem, stopped: Callable[[], bool]) -> Iterator[Bound]:
+        yield load_bound(problem)
+        met.append(searching.wait(0.0 if work_limit else 10.0))
+        yield Bound(exact=(int(best.pattern.period) - 1, 1), scope=problem.scope, proof="say we")
+
+    def load(name: str) -> Callable[[Problem, Run], None]:
+        def solver(problem: Problem, run: Run) -> None:
+            if name == "even_split":
+                run.report(best)
+            if name == "general":
+                searching.set()
+
+        return solver
+
+    monkeypatch.setattr(portfolio, "lower_bounds", late)
+    monkeypatch.setattr(portfolio, "load_solver", load)
+    scope = Scope.usual()
+    result = solve(chain, platform, scope=scope, time_limit=1, gap=0, work_limit=work_limit)
+    assert met[0] == (work_limit is None)
+    assert result.lower_bound == best.pattern.period - 1
 
 
 def test_a_phase_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
