@@ -184,14 +184,18 @@ class EngineSearch:
         """Look for good cuts near balanced ones, and near the best of shapes of another engine."""
         start_from(others, self.shapes, clock)
         waiting: list[EngineShape] = []
-        for shape in find_seeds(self.shapes, clock, self.answers.is_hopeless, self._generator):
-            if self.answers.limit is None:
-                self.answers.offer(shape.cuts, shape.best[1])
+        answers = self.answers
+        shapes = [shape for shape in self.shapes if answers.has_time(shape.grid)] or self.shapes
+        for shape in find_seeds(shapes, clock, answers.is_hopeless, self._generator):
+            if answers.limit is None:
+                answers.offer(shape.cuts, shape.best[1])
             waiting.append(shape)
         # Behind a shorter one the others need not be laid out.
         for shape in sorted(waiting, key=lambda shape: shape.known_ns):
-            self.answers.offer(shape.cuts, shape.best[1])
-        self.answers.lay_out_pending(1)
+            answers.offer(shape.cuts, shape.best[1])
+        if answers.needs_quick():
+            answers.lay_out_quick(self.shapes)
+        answers.lay_out_pending(1)
 
     def _search(self, clock: Run) -> list[EngineShape]:
         """Go from good cuts of each shape to better ones, the shape with the least bound first.

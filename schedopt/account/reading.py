@@ -111,11 +111,13 @@ class Reader:
 def gradient_runs(schedule: Schedule, stage: int) -> Iterator[tuple[int, Interval]]:
     """Yield what makes the gradient of a stage for each micro-batch, on each GPU that does."""
     last: Kind = "W" if schedule.has("W", stage) else "B"
-    replicas = {
-        replica_of(schedule.plan, operation)
-        for operation in schedule.plan.pattern.operations
-        if (operation.kind, operation.stage) == (last, stage)
-    }
+    replicas = {0}
+    if last == "W":
+        replicas = {
+            replica_of(schedule.plan, operation)
+            for operation in schedule.plan.pattern.operations
+            if (operation.kind, operation.stage) == (last, stage)
+        }
     for replica, i in product(sorted(replicas), range(schedule.length)):
         if schedule.has(last, stage, i, replica):
             yield i, schedule.at(last, stage, i, replica)

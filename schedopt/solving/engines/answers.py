@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from time import sleep
 from typing import Final
 
@@ -20,6 +21,7 @@ from schedopt.solving.engines.layout import (
     is_spelled_out,
     lay_out_step,
 )
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
 from schedopt.solving.run import Run
@@ -127,9 +129,10 @@ class EngineAnswers:
         is_wanted = not self.is_late(least) and (beside is None or least < beside)
         return is_wanted and left <= 2 * self._seconds(cuts.grid)
 
-    def _seconds(self, grid: Grid) -> float:
-        """Return how long it takes to lay out a step that waits."""
-        folded = not is_spelled_out(self.problem, grid)
+    def _seconds(self, grid: Grid, *, folded: bool | None = None) -> float:
+        """Return how long it takes to lay out a step on a grid; by default as it will be kept."""
+        if folded is None:
+            folded = not is_spelled_out(self.problem, grid)
         operations = count_operations(self.problem, grid, folded=folded)
         return self._laying_out.needed_s(operations) + self._reporting.needed_s(operations)
 
@@ -147,7 +150,7 @@ class EngineAnswers:
         if self.is_late(least):
             return
         self.seen.add(key)
-        if self._is_too_long(cuts.grid):
+        if self._is_too_long(cuts.grid) or not self.has_time(cuts.grid):
             self.unseen.append(least)
             return
         if not self.is_long(cuts.grid):
@@ -155,6 +158,47 @@ class EngineAnswers:
             return
         heappush(self.pending, (least, len(self.seen), cuts, begins))
         self._tell()
+
+    def needs_quick(self) -> bool:
+        """Whether nothing is known, and there may not be time to lay out what waits.
+
+        That may take twice as long as it is thought to.
+        """
+        left = self.run.remaining()
+        if left is None or self._is_known or self.run.clock.stop_requested():
+            return False
+        return not self.pending or 2 * self._least_s(self.pending[0][2].grid) >= left
+
+    def lay_out_quick(self, shapes: Sequence[EngineShape]) -> None:
+        """Lay out the balanced cut of a grid, until one fits: a first answer where time is short.
+
+        Of those for which there is time what may be shortest; then those that take least time. They
+        may be looked at again: nothing is said of what else they could be.
+        """
+        quick = [shape for shape in shapes if self.has_time(shape.grid)]
+        others = [shape for shape in shapes if shape not in quick]
+        quick.sort(key=lambda shape: shape.cuts.bound(shape.balanced))
+        others.sort(key=lambda shape: self._least_s(shape.grid))
+        for shape in (*quick, *others):
+            if not self.needs_quick():
+                return
+            if shape.cuts.may_fit(shape.balanced) and not self._is_too_long(shape.grid):
+                folded = find_fold(self.problem, shape.grid) > 1
+                self._lay_out(shape.cuts, shape.balanced, None, folded=folded)
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether there is a plan, here or of another problem."""
+        return self.run.best() is not None or self.run.cutoff() is not None
+
+    def has_time(self, grid: Grid) -> bool:
+        """Whether there is time to lay out a step on a grid, as a fold where it may be one."""
+        left = self.run.remaining()
+        return left is None or self._least_s(grid) < left
+
+    def _least_s(self, grid: Grid) -> float:
+        """Return how long that takes, next to other threads."""
+        return self.pace() * self._seconds(grid, folded=True)
 
     def _tell(self) -> None:
         """Tell those who search beside how short a step may be here."""
@@ -167,19 +211,26 @@ class EngineAnswers:
 
         Up to one that is no shorter, or `most` of them: of these none that is hardly shorter than
         what is known, or longer than what waits beside. They are left for the end. Where nothing is
-        known, one is laid out however little time there is.
+        known, one is laid out however little time there is: that which takes
+        least.
         """
         while self.pending and most != 0 and not self._is_over():
             if most is not None and not self._is_clearly_shorter(self.pending[0][0]):
                 return
-            row = heappop(self.pending)
+            if self.needs_quick():
+                self.pending.sort(key=lambda row: self._least_s(row[2].grid))
+                row = self.pending.pop(0)
+                heapify(self.pending)
+            else:
+                row = heappop(self.pending)
             least, _, cuts, _ = row
-            needed_s = self.pace() * self._seconds(cuts.grid)
+            # Waiting is no sign of being slow.
+            pace = self.pace()
             if most is None:
-                self._wait_for_shorter(least, needed_s)
+                self._wait_for_shorter(least, pace * self._seconds(cuts.grid))
             left = self.run.remaining()
-            has_time = left is None or needed_s < left
-            if has_time or (self.run.best() is None and self.run.cutoff() is None):
+            has_time = left is None or pace * self._seconds(cuts.grid, folded=True) < left
+            if has_time or not self._is_known:
                 if not self.is_late(least):
                     self._lay_out_long(row, early=most is not None)
             else:
@@ -228,13 +279,20 @@ class EngineAnswers:
             if early:
                 heappush(self.pending, row)
                 return
+            left = self.run.remaining()
+            if left is not None and self.pace() * self._seconds(cuts.grid) >= left:
+                self.unseen.append(least)
+                return
         if is_spelled and not self._is_over():
             self._lay_out(cuts, begins, least)
 
     def _lay_out(
-        self, cuts: EngineCuts, begins: FirstLayers, least: int, *, folded: bool = False
+        self, cuts: EngineCuts, begins: FirstLayers, least: int | None, *, folded: bool = False
     ) -> int | None:
-        """Lay out a step, and report it if it is better and fits; return its length then, ns."""
+        """Lay out a step, and report it if it is better and fits; return its length then, ns.
+
+        `least` is its bound, ns, if another order of its transfers is to be thought of.
+        """
         operations = count_operations(self.problem, cuts.grid, folded=folded)
         with self._laying_out.measure(operations):
             plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
@@ -245,7 +303,7 @@ class EngineAnswers:
             if not fits(plan, buffers=False):
                 return None
             has_room = not check_sent_late(plan)[1]
-        if least < length or not has_room:
+        if least is not None and (least < length or not has_room):
             self.open = least if self.open is None else min(self.open, least)
         if not has_room:
             return None

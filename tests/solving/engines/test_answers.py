@@ -15,6 +15,7 @@ from schedopt.solving.engines.answers import EngineAnswers
 from schedopt.solving.engines.cuts import EngineCuts
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.layout import lay_out_step
+from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Hopes, Run
 
 LAYER = Layer(forward_ns=1000, backward_ns=2000, weight_bytes=1, activation_bytes=1, saved_bytes=1)
@@ -131,7 +132,7 @@ def test_a_step_is_laid_out_while_a_shorter_one_beside_takes_too_long(
         now[0] += seconds
 
     monkeypatch.setattr(engine_answers, "sleep", pass_time)
-    monkeypatch.setattr(EngineAnswers, "_seconds", lambda self, grid: 2.0)
+    monkeypatch.setattr(EngineAnswers, "_seconds", lambda self, grid, **_: 2.0)
     known: dict[Hashable, int] = {"other": STEP_NS - 1}
     run = Run(PROBLEM, hopes=Hopes(known, "own"))
     run.clock = Clock(9.0, now=lambda: now[0])
@@ -161,3 +162,49 @@ def test_the_time_for_a_step_is_kept_that_others_took(monkeypatch: pytest.Monkey
     answers.offer(CUTS, BALANCED)
     # There are 0.3 s left, and twice 0.2 s are kept.
     assert answers.is_time()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "laid_out"),
+    [
+        pytest.param({1: 0.5, 2: 5.0}, [1], id="that for which there is time"),
+        pytest.param({1: 7.0, 2: 5.0}, [2], id="that which takes least"),
+        pytest.param({1: 0.1, 2: 0.4}, [2], id="the shortest, where there is time"),
+    ],
+)
+def test_with_no_time_for_the_shortest_step_one_is_laid_out_that_takes_little(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], laid_out: list[int]
+) -> None:
+    """Once: there is one second, and seconds are what steps on one and two GPUs take."""
+    grids: list[int] = []
+
+    def count(problem: Problem, grid: Grid, *asked: Any, **others: Any) -> Plan:
+        grids.append(grid.ranks)
+        return lay_out_step(problem, grid, *asked, **others)
+
+    monkeypatch.setattr(engine_answers, "lay_out_step", count)
+    monkeypatch.setattr(EngineAnswers, "_seconds", lambda self, grid, **_: seconds[grid.ranks])
+    run = Run(PROBLEM)
+    run.clock = Clock(1.0, now=lambda: 0.0)
+    answers = EngineAnswers(PROBLEM, run)
+    answers.offer(CUTS, BALANCED)
+    shapes = [EngineShape(EngineCuts(PROBLEM, Grid(ranks=n, chunks=1))) for n in (1, 2)]
+    if answers.needs_quick():
+        answers.lay_out_quick(shapes)
+    answers.lay_out_pending(1)
+    assert grids == laid_out
+    assert run.best() is not None
+    # What is left out is not forgotten where bounds are told.
+    assert laid_out == [2] or answers.left_ns == [STEP_NS]
+
+
+def test_a_step_for_which_there_is_no_time_does_not_keep_others_from_being_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EngineAnswers, "_seconds", lambda self, grid, **_: 5.0)
+    run = Run(PROBLEM)
+    run.clock = Clock(1.0, now=lambda: 0.0)
+    answers = EngineAnswers(PROBLEM, run)
+    answers.offer(CUTS, BALANCED)
+    assert not answers.is_hopeless(STEP_NS)
+    assert answers.left_ns == [STEP_NS]
