@@ -13,11 +13,13 @@ allocations, so is that of every other one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from schedopt.account import fits
@@ -40,6 +42,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
+from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.solving.requirements import refuse_unsupported, refuse_updates, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.shared_links import best_plan
@@ -51,6 +54,10 @@ STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2
 """Steady periods at which allocations are looked for, over the least."""
 MOST_TRIED: Final = 4
 """Allocations whose whole step is made, the most promising first."""
+MOST_GUESSED: Final = 8000
+"""Operations and transfers that tell about how long a step is."""
+QUICK_S: Final = 0.2
+"""A step that takes less is laid out at once, however many are."""
 LONGEST_STEADY: Final = 2
 """The k up to which steady plans are looked for."""
 SHARE_OF_PLACED: Final = 0.5
@@ -105,21 +112,22 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
         COMPILATIONS["flush_search"].start()
     _report_published(problem, count, run)
     plans: list[Plan] = []
+    layout = LayoutTime()
     for stages in _allocations(steady, run):
         plan = _steady(steady, stages, run)
         if plan is not None:
             plans.append(plan)
             if len(plans) == 1:
-                _report_best(plans, problem, run)
+                _report_best(plans, problem, run, layout, QUICK_S)
     if not plans and problem.scope.allocation == "contiguous":
         for proof in prove_no_stages(steady, run):
             run.report_infeasible(proof)
         return
-    _report_best(plans, problem, run)
+    _report_best(plans, problem, run, layout)
     if moves and not run.settled():
         report_placed(problem, run)
     if not run.settled():
-        _report_best(_found_steady(steady, count, run), problem, run)
+        _report_best(_found_steady(steady, count, run), problem, run, layout)
     best = run.best() or (plans[0] if plans else None)
     stages = problem.stages or (() if best is None else best.stages)
     if stages:
@@ -176,15 +184,51 @@ def report_placed(problem: Problem, run: Run) -> None:
             run.report_if_valid(replace(plan, chain=chain))
 
 
-def _report_best(plans: Sequence[Plan], problem: Problem, run: Run) -> None:
-    """Report the steps of the most promising steady plans."""
-    count = problem.scope.microbatches or 1
-    if len(plans) > 1:
-        plans = sorted(plans, key=lambda plan: _guess(plan, count))[:MOST_TRIED]
-    for plan in plans:
-        if run.stopped() and (run.best() is not None or problem.scope.period_ns is not None):
+def _report_best(
+    plans: Sequence[Plan], problem: Problem, run: Run, layout: LayoutTime, most_s: float = math.inf
+) -> None:
+    """Report the steps of the most promising steady plans that take at most so long to lay out.
+
+    As far as there is time for that. Where nothing is known there is for one: that which takes
+    least. A step that takes long is only laid out if it is likely to be the best.
+    """
+    count, asked = problem.scope.microbatches or 1, problem.scope.period_ns
+    every = [
+        (layout.needed_s(_count_operations(plan, count)), length, plan)
+        for length, plan in _by_length(plans, count, run)
+    ]
+    every, left_s = [one for one in every if one[0] <= most_s], run.remaining()
+    chosen = [one for one in every if left_s is None or one[0] < left_s][:MOST_TRIED]
+    if not chosen and run.best() is None:
+        chosen = sorted(every, key=itemgetter(0))[:1]
+    for needed_s, length, plan in chosen:
+        best, left_s = run.best(), run.remaining()
+        is_known, is_long = best is not None or asked is not None, needed_s > QUICK_S
+        if (run.stopped() and is_known) or (run.clock.stop_requested() and is_long):
             return
-        _report(make_step(simulate(plan, count), problem), run)
+        if is_long and best is not None:
+            has_time = left_s is None or needed_s < left_s
+            if not has_time or length >= best.pattern.period_total_ns:
+                continue
+        with layout.measure(_count_operations(plan, count)):
+            _report(make_step(simulate(plan, count), problem), run)
+
+
+def _by_length(plans: Sequence[Plan], count: int, run: Run) -> list[tuple[Fraction, Plan]]:
+    """Return steady plans with about how long their steps are, ns, the shortest first."""
+    if len(plans) == 1 and run.best() is None:
+        return [(Fraction(0), plans[0])]
+    found: list[tuple[Fraction, Plan]] = []
+    for plan in plans:
+        if found and run.stopped():
+            break
+        found.append((_guess(plan, count), plan))
+    return sorted(found, key=itemgetter(0))
+
+
+def _count_operations(plan: Plan, count: int) -> int:
+    """Return how many operations the step of a steady plan has."""
+    return len(plan.pattern.operations) * count // plan.pattern.k
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
@@ -207,10 +251,11 @@ def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
     return best_plan(chain, chain.shorten(longest, run), run) if chain.fits(longest) else None
 
 
-def _guess(plan: Plan, count: int) -> int:
+def _guess(plan: Plan, count: int) -> Fraction:
     """Return about how long a step takes: a short one, and the period for each micro-batch more."""
-    few = min(count, 8 * len(plan.stages))
-    return simulate(plan, few).makespan_ns + (count - few) * plan.pattern.period_total_ns
+    events = len(plan.pattern.items) // plan.pattern.k
+    few = min(count, 8 * len(plan.stages), max(1, MOST_GUESSED // events))
+    return simulate(plan, few).makespan_ns + (count - few) * plan.pattern.period
 
 
 def _allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:

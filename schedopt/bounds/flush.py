@@ -79,8 +79,7 @@ def flush_bound(problem: Problem, stopped: Callable[[], bool] = never_stop) -> B
     amounts, least = Amounts(problem), -(-count * low // 1)
 
     def is_refuted(makespan: int) -> bool:
-        raise_if_stopped(stopped)
-        return _Flush(amounts, count, makespan).is_refuted()
+        return _Flush(amounts, count, makespan, stopped).is_refuted()
 
     if not is_refuted(least):
         return None
@@ -111,9 +110,12 @@ class _Flush:
         and in any case.
     """
 
-    def __init__(self, amounts: Amounts, count: int, makespan: int) -> None:
+    def __init__(
+        self, amounts: Amounts, count: int, makespan: int, stopped: Callable[[], bool]
+    ) -> None:
         import numpy as np
 
+        self.stopped = stopped
         self.count, self.scaled = count, Scaled(amounts, Fraction(makespan, count))
         self.whole, self.above = self.scaled.time(makespan), -self.scaled.time(-makespan)
         self.may_cut = allowed_cuts(self.scaled)
@@ -128,6 +130,7 @@ class _Flush:
             return True
         runs: Runs | None = None
         for _ in range(MOST_ROUNDS):
+            raise_if_stopped(self.stopped)
             counts = self._counts()
             if counts is None:
                 return True
@@ -201,6 +204,7 @@ class _Flush:
     def _fit_at(self, runs: Runs, instants: Iterable[ResidentBytes]) -> bool:
         """Keep those runs only that fit at each instant; whether all may fit."""
         for held in instants:
+            raise_if_stopped(self.stopped)
             at_instant = Runs(self.scaled, held, runs)
             if not at_instant.fit_together(self.may_cut):
                 return False
@@ -279,9 +283,11 @@ class _Flush:
         received = self._hold(scaled.input, turns)
         runs.keep_fitting(sizes[:, None, None], received[:, None, None])
         gpus = len(scaled.problem.platform.gpus)
-        return not any(
-            row.sum() > scaled.rooms or need_more(row, scaled.room, gpus) for row in sizes
-        )
+        for row in sizes:
+            raise_if_stopped(self.stopped)
+            if row.sum() > scaled.rooms or need_more(row, scaled.room, gpus):
+                return False
+        return True
 
     def _lengthen(self, runs: Runs, spans: Array) -> bool:
         """Lengthen spans and what is around them as the runs say; whether anything grew."""

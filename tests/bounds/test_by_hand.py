@@ -335,7 +335,7 @@ STOPPABLE = [
 def test_bounds_end_when_asked_to_with_what_is_proven_by_then(scope: Scope) -> None:
     chain, platform = equal_layers(6, 3, weight=1), Platform(3, 9, bandwidth="1GB/s")
     problem = Problem(chain=chain, platform=platform, scope=scope)
-    asked, calls = 0, 200
+    asked, calls = 0, 400
 
     def stopped() -> bool:
         nonlocal asked
@@ -355,7 +355,7 @@ def test_bounds_end_when_asked_to_with_what_is_proven_by_then(scope: Scope) -> N
         assert asked <= calls + 2
         if calls == 0:
             assert found == [load_bound(problem)]
-    assert 10 < asked == most < 200
+    assert 10 < asked == most < 400
     assert found == whole
     assert len(whole) > 1
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schedopt import Chain, InputError, Platform, Problem, Scope, Stage, check, solve
+from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, check, solve
 from schedopt.simulation import simulate
 from schedopt.solvers import step
 from schedopt.solving import Run
+from schedopt.solving.clock import Clock
+from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
 from tests.budgets import nightly_but, trials
@@ -227,3 +229,41 @@ def test_steps_whose_layers_move_are_as_short_as_was_asked(asked: int, found: bo
     step.report_placed(problem, run)
     assert (run.best() is not None) == found
     assert (run.period() or 0) <= asked
+
+
+@pytest.mark.parametrize(
+    ("in_a_second", "laid_out"),
+    [
+        pytest.param(1, [1], id="no time for any"),
+        pytest.param(40, [1], id="time for one GPU, which has 32 operations"),
+        pytest.param(1000, [2], id="time for two GPUs, whose step is shorter"),
+    ],
+)
+def test_long_steps_are_laid_out_once_as_far_as_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, in_a_second: int, laid_out: list[int]
+) -> None:
+    """There is always one second left, in which so many operations can be laid out."""
+    stages: list[int] = []
+    original = step.make_step
+
+    def count(simulation: Any, problem: Problem) -> Plan:
+        stages.append(len(simulation.plan.stages))
+        return original(simulation, problem)
+
+    monkeypatch.setattr(step, "make_step", count)
+    monkeypatch.setattr(step, "MOST_CHOICES", 0)
+    monkeypatch.setattr(step, "MOST_PUBLISHED", 0)
+    monkeypatch.setattr(step, "QUICK_S", 0.0)
+    monkeypatch.setattr(LayoutTime, "needed_s", lambda self, count: count / in_a_second)
+    problem = Problem(
+        chain=Chain(layers=(UNIT,) * 4),
+        platform=Platform(2, 1000),
+        scope=steps(16, allocation="contiguous"),
+    )
+    run = Run(problem)
+    run.clock = Clock(1.0, now=lambda: 0.0)
+    step.solve(problem, run)
+    assert stages == laid_out
+    best = run.best()
+    assert best is not None
+    assert len(best.stages) == laid_out[0]
