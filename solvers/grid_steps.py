@@ -9,17 +9,29 @@ from dataclasses import replace
 from schedopt.bounds.recomputation import held_bytes
 from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
+from schedopt.solvers.placed_folds import is_folded
+from schedopt.solvers.step_reports import report_valid
 from schedopt.solvers.uniform_grids import propose as propose_grids
 from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks, lay_out_turns
+from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
+
+
+def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
+    """Report the step of one grid that takes at most so many seconds to lay out, about."""
+    for plan in propose(problem, seconds):
+        report_valid(plan, run)
+        if run.best() is not None or run.stopped():
+            break
 
 
 def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:
     """Yield the steps of uniform grids that may fit, those first that take least without transfers.
 
     Stages share the optimizer state if they may, and recompute all or nothing. Grids are left out
-    that would take longer to be laid out than there are seconds, about.
+    that would take longer to be laid out than there are seconds, about. A long one is laid out as
+    a fold, a pipeline for all.
     """
     limit = math.inf if seconds is None else seconds
     grids = (
@@ -30,13 +42,24 @@ def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:
     ways = [way for stages in grids for way in _ways(problem, stages)]
     for stages in sorted(ways, key=lambda way: _estimate_ns(problem, way)):
         if all(_may_fit(problem, stages, number) for number in range(len(stages))):
-            yield lay_out_turns(problem, stages, _turns(problem, stages))
+            fold = _fold(problem, stages)
+            turns = _turns(problem, stages, len(stages[0].gpus) // fold)
+            yield lay_out_turns(problem, stages, turns, fold=fold)
 
 
 def _count_operations(problem: Problem, stages: list[Stage]) -> int:
     """Return how many operations a grid has, as `LayoutTime` counts them."""
-    rings = CHUNK * count_chunks(len(stages[0].gpus))
+    replicas = len(stages[0].gpus)
+    if _fold(problem, stages) > 1:
+        return len(stages) * (2 * _rounds(problem, stages) + replicas)
+    rings = CHUNK * count_chunks(replicas)
     return len(stages) * (2 * (problem.scope.microbatches or 1) + rings)
+
+
+def _fold(problem: Problem, stages: list[Stage]) -> int:
+    """Return of how many parts a grid is a fold, where it is laid out as one; else 1."""
+    replicas, turns = len(stages[0].gpus), 2 * len(stages) * _rounds(problem, stages)
+    return replicas if problem.platform.uniform and is_folded(problem, turns, replicas) else 1
 
 
 def _ways(problem: Problem, stages: list[Stage]) -> Iterator[list[Stage]]:
@@ -82,9 +105,12 @@ def _estimate_ns(problem: Problem, stages: list[Stage]) -> int:
     return (_rounds(problem, stages) + len(stages) - 1) * longest
 
 
-def _turns(problem: Problem, stages: list[Stage]) -> Iterator[Turn]:
-    """Yield what each GPU runs: as many forwards as stages follow, then one after each backward."""
-    rounds, replicas = _rounds(problem, stages), len(stages[0].gpus)
+def _turns(problem: Problem, stages: list[Stage], replicas: int) -> Iterator[Turn]:
+    """Yield what each GPU of so many replicas runs.
+
+    As many forwards as stages follow, then one after each backward.
+    """
+    rounds = _rounds(problem, stages)
     backwards: tuple[Kind, ...] = ("I", "W") if problem.scope.split_backward else ("B",)
     for stage in range(len(stages)):
         ahead = min(rounds, len(stages) - stage)

@@ -41,13 +41,13 @@ from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
-from schedopt.solvers.grid_steps import propose as propose_steps
+from schedopt.solvers.grid_steps import report_grid
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solvers.placed_folds import PlacedFolds, list_folds
 from schedopt.solvers.published_steps import report_published
 from schedopt.solvers.short_steps import propose as propose_short
 from schedopt.solvers.step_reports import StepReports, report_valid
-from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.local_search.compilation import COMPILATIONS, LOADING_S
 from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.solving.requirements import refuse_stages
@@ -155,8 +155,11 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         if not (alike and problem.platform.uniform) or compilation.is_under_way():
             loops.look(run, MORE_OF_LOOPS)
             _lay_out_loops(loops, run)
+    left = run.remaining()
     if compilation.is_under_way() or not compilation.is_kept():
         _report_meanwhile(problem, run, alike=alike)
+    elif left is not None and left <= LOADING_S:
+        report_grid(problem, run, left)
     if anywhere:
         COMPILATIONS["flush_search"].start()
         COMPILATIONS["local_search"].start()
@@ -304,10 +307,7 @@ def _report_meanwhile(problem: Problem, run: Run, *, alike: bool) -> None:
     up.
     """
     left = run.remaining()
-    for plan in propose_steps(problem, None if left is None else max(left, FIRST_S)):
-        report_valid(plan, run)
-        if run.best() is not None or run.stopped():
-            break
+    report_grid(problem, run, None if left is None else max(left, FIRST_S))
     report_published(problem, run)
     if alike:
         narrow = replace(problem, scope=replace(problem.scope, allocation="contiguous"))

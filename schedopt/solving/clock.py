@@ -182,6 +182,12 @@ class Clock:
         """Whether the search should stop of which this is a part."""
         return self.ended() if self._parent is None else self._parent.all_ended()
 
+    def overtime(self) -> float:
+        """Return for how many seconds the whole search goes on beyond its limit."""
+        if self._parent is not None:
+            return self._parent.overtime()
+        return 0.0 if self._deadline is None else max(0.0, self._now() - self._deadline)
+
     def ended(self) -> bool:
         """Whether the whole search should stop."""
         late = self._deadline is not None and self._now() >= self._deadline

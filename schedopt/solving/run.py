@@ -159,6 +159,8 @@ class Run:
         nothing better was found for this share of the limit; None: it does not.
     kept : dict of str to Any
         What solvers keep for a later turn of theirs, by their names: forks share it.
+    must_answer : bool
+        Whether a first plan is worth more than the limit: not where another question has one.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class Run:
         self.cutoff, self.hopes = cutoff, hopes or Hopes()
         self.idle_share: float | None = None
         self.kept: dict[str, Any] = {}
+        self.must_answer = True
         self._on_progress, self._notifying = on_progress, threading.Lock()
 
     def begin(self, solver: str, share: float = 1.0) -> Events:
@@ -205,6 +208,7 @@ class Run:
             gap=self.incumbent.gap,
         )
         run.clock = self.clock.fork(share, longest)
+        run.must_answer = self.must_answer and self.best() is None
         return run
 
     def stop_at_a_plan(self) -> None:

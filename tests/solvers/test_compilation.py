@@ -238,6 +238,17 @@ def test_with_a_plan_nobody_waits_beyond_the_limit(started: list[Popen[bytes]]) 
     assert -20 < (run.remaining() or 0) <= 0
 
 
+def test_for_another_question_nobody_waits_beyond_the_limit_where_there_is_a_plan(
+    ready_after: Callable[[float], Compilation],
+) -> None:
+    one, run = ready_after(60), Run(PROBLEM, time_limit=20)
+    assert run.subrun(PROBLEM, 1.0).must_answer
+    run.report(plan_of(ask(PROBLEM.chain, PROBLEM.platform, solver="even_split")))
+    aside = run.subrun(PROBLEM, 1.0).subrun(PROBLEM, 1.0)
+    assert not one.wait(aside, late=True)
+    assert run.clock.seconds() == pytest.approx(20, abs=0.5)
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_without_a_plan_it_is_waited_for_beyond_the_limit(
     late: bool, monkeypatch: pytest.MonkeyPatch

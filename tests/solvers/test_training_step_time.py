@@ -63,6 +63,7 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
 
     monkeypatch.setattr(step_reports, "lay_out", note)
     monkeypatch.setattr(layout, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(grid_steps, "OPERATION_S", 1000.0)
     problem = problem_of(8)
     problem = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
     run = Run(problem, time_limit=2.0)
@@ -248,6 +249,19 @@ def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:
     assert found
     assert max(found) < 16
     assert 16 in {len(plan.stages[0].gpus) for plan in grid_steps.propose(problem)}
+
+
+def test_long_grids_are_laid_out_as_folds() -> None:
+    """In less time than a step takes that is spelled out, of 2,096 operations and chunks."""
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
+    problem = training_step(chain, Platform(4, 10**6, bandwidth=1), 1024, widest_step(chain))
+    found = [*grid_steps.propose(problem, layout.OPERATION_S * 2090)]
+    assert [check(plan) for plan in found] == [()] * len(found)
+    folds = {len(plan.stages[0].gpus): plan.pattern.fold for plan in found}
+    assert folds == {4: 4, 2: 2}
+    best = min(plan.pattern.period_total_ns for plan in found)
+    assert best >= 1024 * sum(range(6, 10)) // 4
 
 
 def test_layers_that_move_make_steps_of_folds() -> None:

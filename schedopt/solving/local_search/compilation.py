@@ -119,10 +119,12 @@ class Compilation:
         clock = run.clock
         begin, had = clock.seconds(), clock.remaining()
 
+        def needs_plan() -> bool:
+            return run.must_answer and run.best() is None
+
         def goes_on() -> bool:
             over = clock.all_ended() if late else clock.stopped()
-            answered = run.best() is not None and over
-            return not (answered or clock.stop_requested() or run.settled())
+            return not ((over and not needs_plan()) or clock.stop_requested() or run.settled())
 
         if self.is_under_way():
             threading.Thread(target=_load_compiler, daemon=True).start()
@@ -143,7 +145,7 @@ class Compilation:
         if had is not None and waited > LOADING_S:
             clock.share_again(waited)
             left = clock.remaining()
-            if left is not None and run.best() is None:
+            if left is not None and needs_plan():
                 clock.extend(max(0.0, min(had, LEAST_S) - left))
         return True
 

@@ -33,6 +33,8 @@ MOST_STEPS: Final = 12
 
 A plan is looked at until then.
 """
+OVERTIME_S: Final = 0.2
+"""What others choose is looked at for so long, s, when time is up for all searches."""
 KEPT: Final = 8
 """Candidates that are kept and changed, the best first."""
 
@@ -132,9 +134,18 @@ class Candidates:
 
     def _is_late(self) -> bool:
         """Whether time is up, and nothing must still be found; or it was asked to end."""
-        run = self.run
         waits = self.late and not self.best
-        return run.clock.stop_requested() or (not waits and run.stopped())
+        return self.is_past_all() or (not waits and self.run.stopped())
+
+    def is_past_all(self) -> bool:
+        """Whether nothing is looked at any more: it was asked to end, or time is long up for all.
+
+        The latter where something is known, here or of another question.
+        """
+        run = self.run
+        is_known = bool(self.best) or run.best() is not None or run.cutoff() is not None
+        late = run.clock.overtime() > OVERTIME_S and (is_known or not run.must_answer)
+        return late or run.clock.stop_requested()
 
     def take(self, others: Candidates) -> None:
         """Keep the best of what was simulated for the same step with less freedom."""
@@ -154,8 +165,8 @@ class Candidates:
         """Simulate stages in all orders, filled as deep as they need, and deeper.
 
         Return the best of these candidates, of those up to a longest makespan. By default that is
-        what is worth keeping. It ends when time is up, unless it `heeds_time` not. It is kept, if
-        it `keeps` what it finds.
+        what is worth keeping. It ends when time is up; unless it `heeds_time`, when it is long up
+        for all. It is kept, if it `keeps` what it finds.
         """
         cost = self.cost(stages)
         steps = lcm(self.step.count, *(stage.replicas for stage in stages)) // self.step.count
@@ -169,7 +180,7 @@ class Candidates:
         for recompute, depth in self._fillings(stages, cost, needed, deeper):
             self._load(stages, cost, recompute, depth, parts)
             for order in ORDERS:
-                if self.run.clock.stop_requested() or (heeds_time and self._is_late()):
+                if self.is_past_all() or (heeds_time and self._is_late()):
                     return found
                 makespan = self._simulation.run(order, limit)
                 if makespan < NEVER and makespan <= limit:

@@ -77,7 +77,7 @@ class StepSearch:
     late : bool
         See `Candidates`.
     proposals : iterable of (sequence of Stage, sequence of int or None)
-        What others choose, as `start` takes it. It is simulated before all else, whatever the time.
+        What others choose, as `start` takes it. It is simulated before all else.
     enough_ns : int
         A makespan up to which the search ends.
 
@@ -125,7 +125,7 @@ class StepSearch:
         return Descent(Candidates(uniform, own.run, late=own.late, enough_ns=own.enough_ns))
 
     def start(self, stages: Sequence[Stage], depth: Sequence[int] | None = None) -> None:
-        """Try stages that somebody else chose, with and without shards, whatever the time.
+        """Try stages that somebody else chose, with and without shards, until time is long up.
 
         They are filled to a depth and deeper; by default as 1F1B does.
         """
@@ -249,7 +249,7 @@ class StepSearch:
         yield from self._run_programmes(
             [one for one in self._passes if len({option.replicas for option in one[0]}) == 1]
         )
-        while not (self.run.clock.stop_requested() or self.candidates.is_enough()):
+        while not (self.candidates.is_past_all() or self.candidates.is_enough()):
             stages, depth = next(self.proposals, ((), None))
             if not stages:
                 break

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from schedopt import Problem
+from schedopt import Chain, Platform, Problem
 from schedopt.bench.hybrid import ask, memory_at
 from schedopt.bench.planners import PLANNERS, score_all
 from schedopt.families import random_chain
+from schedopt.problem import training_step, widest_step
 from schedopt.solvers.step_proposals import propose_stages
+from schedopt.solving.clock import Clock
 from schedopt.solving.replicas import search as step_search
+from schedopt.solving.replicas import timing
 from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.candidates import Candidates
 from schedopt.solving.replicas.descent import Descent
@@ -23,6 +26,7 @@ from schedopt.solving.run import Run
 from schedopt.stage import SHARDS
 from tests.bench.test_hybrid import sized
 from tests.budgets import trials
+from tests.examples import layer
 from tests.solvers.step_searches import bound_of, searched, step_data
 from tests.solvers.training_steps import training_steps
 
@@ -73,12 +77,38 @@ def test_what_others_choose_is_tried_whatever_the_time(problem: Problem) -> None
     step = step_data(problem)
     if not holds(step):
         return
-    run = Run(problem, time_limit=1e-9)
+    run = Run(problem)
+    run.clock = Clock(0.0, now=lambda: 0.0)
     search = StepSearch(step, run, proposals=propose_stages(problem, run))
     list(search.begin())
     for choose in PLANNERS.values():
         other = score_all(step, choose(problem)).best_ns
         assert other is None or search.candidates.best[0].makespan_ns <= other
+
+
+def test_what_others_choose_is_left_when_time_is_long_up_and_a_step_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step that is simulated takes a second."""
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=(layer(2, 4, 16, 1, saved_bytes=3, **sizes),) * 4)
+    problem = training_step(chain, Platform(4, 60, bandwidth=10**9), 8, widest_step(chain))
+    step, now, simulated = step_data(problem), [0.0], list[int]()
+    run_step = timing.Simulation.run
+
+    def run_slowly(simulation: timing.Simulation, *asked: int) -> int:
+        now[0] += 1
+        simulated.append(run_step(simulation, *asked))
+        return simulated[-1]
+
+    monkeypatch.setattr(timing.Simulation, "run", run_slowly)
+    run = Run(problem)
+    run.clock = Clock(0.0, now=lambda: now[0])
+    search = StepSearch(step, run, proposals=propose_stages(problem, run))
+    list(search.begin())
+    # Up to the first that fits.
+    assert [makespan < NEVER for makespan in simulated[:-1]] == [False] * (len(simulated) - 1)
+    assert search.candidates.best[0].makespan_ns == simulated[-1]
 
 
 @pytest.fixture
