@@ -49,6 +49,10 @@ EXPLAINED: Final[dict[str, str]] = {
     "range(stage.first, stage.last + 2)}": (
         "the next stage says it again, and behind the last one there is no layer"
     ),
+    "collectives._Ending.arrivals: found, end = ({}, 1)": "no transfer ends sooner",
+    "collectives._Ending.arrivals: for hop in hops(collective, around, around.rounds - 2)": (
+        "what comes in the last round comes later"
+    ),
     "completeness._find_spread: if not 1 <= item.covers <= k": "one micro-batch lies on one GPU",
     "deadlock._add_dependencies: if timeline.span(needed, i)[1] >= start": (
         "each circle has a dependency that is broken"

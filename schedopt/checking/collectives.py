@@ -52,7 +52,7 @@ class _Ending:
     def follow(self) -> list[Violation]:
         """Return what comes before what it needs, or after the step."""
         there: Mapping[int, int] = self.with_copies(self.made_alone())
-        what = "its own gradient is made"
+        what = "its own gradient is there"
         for kind in self.collectives:
             if kind[0] == "weight_gradient":
                 self.require(kind, "gradient", there, what)

@@ -16,8 +16,8 @@ from schedopt.systems.config import SystemConfig
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.folded_step import folded_step
 from tests.budgets import trials
-from tests.checking.helpers import kinds
-from tests.folded_plans import changed_folded_plans, folded_plans
+from tests.checking.helpers import kinds, of_kind
+from tests.folded_plans import changed_folded_plans, folded_plans, with_copies
 
 _OF_WEIGHTS = {"gradient", "version"}
 
@@ -104,6 +104,80 @@ def test_a_transfer_that_is_sent_when_a_collective_begins_on_its_link_is_found()
     both = replace(plan, pattern=replace(plan.pattern, collectives=(early, *others)))
     assert find_part(both) is not None
     assert "overlap" in kinds(both)
+
+
+def step_with_copies(stages: list[Stage], turns: list[Turn]) -> Plan:
+    """Return a step of two parts of two micro-batches, whose two layers have tied weights."""
+    config = four_gpus(layer_of(8), layer_of(8))
+    plan = folded_step(replace(config, chain=with_copies(config.chain)), stages, 2, turns)
+    assert check(plan) == ()
+    assert find_part(plan) is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("gpus", "turns", "whole_ns"),
+    [
+        # Stage 0 ends at 17 on GPU 0. Its gradient goes to GPU 1 when the link is free, over 22-30.
+        ((1, 3), "F00 F01 F10 B10 F11 B11 B00 B01", 30),
+        # Stage 0 ends last, at 20, on the same GPU.
+        ((0, 2), "F00 F10 B10 B00 F01 F11 B11 B01", 20),
+    ],
+)
+def test_a_ring_waits_for_the_gradient_of_a_copy(
+    gpus: tuple[int, int], turns: str, whole_ns: int
+) -> None:
+    stages = [Stage(layers=(0, 0), gpus=(0, 2)), Stage(layers=(1, 1), gpus=gpus)]
+    order: list[Turn] = [
+        ("F" if turn[0] == "F" else "B", int(turn[1]), int(turn[2])) for turn in turns.split()
+    ]
+    plan = step_with_copies(stages, order)
+    ring, *others = plan.pattern.collectives
+    assert (ring.stage, ring.start_ns) == (1, whole_ns)
+    early = (replace(ring, start_ns=whole_ns - 1), *others)
+    assert kinds(replace(plan, pattern=replace(plan.pattern, collectives=early))) == {"gradient"}
+
+
+@pytest.fixture
+def apart() -> Plan:
+    """Return a step whose parts have a stage on each of two GPUs."""
+    stages = [Stage(layers=(0, 0), gpus=(0, 2)), Stage(layers=(1, 1), gpus=(1, 3))]
+    turns: list[Turn] = [("F", 0, 0), ("F", 0, 1), ("F", 1, 0), ("B", 1, 0)]
+    turns += [("F", 1, 1), ("B", 1, 1), ("B", 0, 0), ("B", 0, 1)]
+    return step_with_copies(stages, turns)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_the_gradient_of_a_copy_is_not_sent_before_it_is_made(apart: Plan, early: bool) -> None:
+    # B1 of the second micro-batch ends at 13.
+    *others, last = apart.pattern.transfers
+    assert (last.source_stage, last.stage, last.start_ns) == (1, 0, 14)
+    transfers = (*others, replace(last, start_ns=12 if early else 13))
+    plan = replace(apart, pattern=replace(apart.pattern, transfers=transfers))
+    told = "the gradient of the copy in stage 1, micro-batch 1, is added never"
+    assert [one.message for one in of_kind(plan, "gradient")] == [told] * early
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_chunks_go_on_when_they_are_added_up(apart: Plan, early: bool) -> None:
+    # Chunks of 4 bytes take turns on a link: GPU 1 sends over 30-34, and GPU 3 to it over 34-38.
+    first, second, *others = apart.pattern.collectives
+    assert (first.start_ns, second.start_ns) == (30, 38)
+    collectives = (first, replace(second, start_ns=38 - early), *others)
+    plan = replace(apart, pattern=replace(apart.pattern, collectives=collectives))
+    told = "starts at 37 ns, 1 ns before its chunk is added up on GPU 1 of stage 1"
+    assert [one.message for one in of_kind(plan, "gradient")] == [told] * early
+
+
+def test_a_ring_ends_with_the_step(apart: Plan) -> None:
+    # The last one sends 38-42 and 42-46, to the end of the step.
+    assert apart.pattern.period_total_ns == 46
+    first, second, *others = apart.pattern.collectives
+    late = (first, replace(second, start_ns=second.start_ns + 1), *others)
+    found = check(replace(apart, pattern=replace(apart.pattern, collectives=late)))
+    assert [(one.kind, one.place, one.message) for one in found] == [
+        ("scope", "collectives[1]", "ends at 47 ns, 1 ns after the step")
+    ]
 
 
 @trials(2000, by_day=50)
