@@ -159,7 +159,12 @@ class EngineSearch:
         self.count = problem.scope.microbatches
         self.answers = EngineAnswers(problem, run)
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
-        self.shapes = [self._shape(grid, low) for low, grid in self._bounded_grids()]
+        self.shapes: list[EngineShape] = []
+        for low, grid in self._bounded_grids():
+            if run.clock.stop_requested():
+                self.answers.unseen.append(max(1, low))
+            else:
+                self.shapes.append(self._shape(grid, low))
         self.impossible: Infeasibility | None = None
         """Why there is no step, if that is known."""
         self._generator = np.random.default_rng(run.seed)
@@ -178,10 +183,12 @@ class EngineSearch:
     def find(self, clock: Run, others: Sequence[EngineShape] = ()) -> list[EngineShape]:
         """Look for good cuts on all grids; return the shapes that may still have better ones."""
         self.seed(clock.fork(clock.workers, SHARE_OF_SEEDS), others)
-        return self._search(clock)
+        return self._search(clock) if self.answers.are_ready(self.shapes) else [*self.shapes]
 
     def seed(self, clock: Run, others: Sequence[EngineShape] = ()) -> None:
         """Look for good cuts near balanced ones, and near the best of shapes of another engine."""
+        if not self.answers.are_ready(self.shapes):
+            return
         start_from(others, self.shapes, clock)
         waiting: list[EngineShape] = []
         answers = self.answers

@@ -17,6 +17,7 @@ from schedopt.solving.engines.descent import NEVER
 from schedopt.solving.engines.layout import lay_out_without_empty
 from schedopt.solving.engines.seeds import best_of
 from schedopt.solving.engines.shape import EngineShape
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run, no_cutoff
 from schedopt.stage import SHARDS
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -74,6 +75,7 @@ class EngineSteps:
     ) -> None:
         self.problem, self.run, self._cutoff = problem, run, cutoff
         self.searches: list[EngineSearch] = []
+        COMPILATIONS["engines"].start()
 
     def seed(self, most_s: float | None = None) -> None:
         """Look for first good cuts on the grids of each engine, for at most `most_s` seconds."""

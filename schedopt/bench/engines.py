@@ -57,7 +57,8 @@ def engine_case(chain: Chain, platform: str, count: int) -> Case:
 
     def measure(effort: Effort, proceed: Proceed) -> dict[str, Any]:
         cases.compile_search()
-        COMPILATIONS["replicas"].compile_here()
+        for room in ("replicas", "engines"):
+            COMPILATIONS[room].compile_here()
         figures: dict[str, Any] = {}
         for name, engine in (("any", None), *((engine, engine) for engine in ENGINES)):
             proceed(f"{chain.name}, {platform}, {count} micro-batches, {name}")

@@ -36,6 +36,7 @@ from schedopt.version import __version__
 COMPILED: Final = {
     "general": "local_search",
     "training_step": "replicas",
+    "engine_step": "engines",
     "replicated": "replicas",
 }
 """The rooms whose compiled code solvers need first.

@@ -26,7 +26,9 @@ def test_it_says_what_is_there() -> None:
     assert re.match(r"\d+ cores? of \d+", found["Cores"]["found"])
     assert found["Extra torch"]["found"].startswith("torch 2")
     assert not found["Extra torch"]["advice"]
-    searches = {f"Search {room}" for room in ("local_search", "replicas", "flush_search")}
+    searches = {
+        f"Search {room}" for room in ("local_search", "replicas", "flush_search", "engines")
+    }
     assert {*searches, "Code kept in"} <= {*found}
 
 

@@ -18,6 +18,7 @@ import pytest
 from numba.core.caching import CacheImpl
 
 from schedopt import Chain, Plan, Platform, Problem, Scope, solve
+from schedopt.solving.engines.order import EngineOrder
 from schedopt.solving.local_search import compilation, njit
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
@@ -393,6 +394,21 @@ def test_a_step_is_there_before_its_search_is_compiled(
     assert result.plan is not None
     assert len({gpu for stage in result.plan.stages for gpu in stage.gpus}) == 2
     assert all(process.poll() is None for process in started)
+
+
+def test_a_step_of_an_engine_is_there_before_its_search_is_compiled(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_kept = Compilation("engines", COMPILATIONS["engines"].compile_all, "some.entry")
+    monkeypatch.setitem(COMPILATIONS, "engines", never_kept)
+    called = list[object]()
+    monkeypatch.setattr(EngineOrder, "_run", lambda *asked: called.append(asked))
+    chain = Chain(layers=tuple(layer(forward, 1, 1, sent=10**6) for forward in (5, 2, 3, 4)))
+    scope = Scope(allocation="general", max_k=None, microbatches=4, engine="torch")
+    result = solve(chain, Platform(2, 99, bandwidth=10**9), scope=scope, time_limit=0.4)
+    assert result.plan is not None
+    assert len(started) == 1
+    assert not called
 
 
 def test_a_plan_is_there_before_replicas_are_searched(

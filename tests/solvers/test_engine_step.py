@@ -188,6 +188,26 @@ def test_steps_that_take_too_long_to_be_laid_out_are_not_said_to_be_longer(
     assert not run.stopped()
 
 
+def test_one_that_is_asked_to_stop_makes_no_more_tables_and_proves_nothing_by_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 3, 0),) * 4),
+        platform=Platform(2, 100),
+        scope=asked("torch", 2),
+    )
+    run = Run(problem)
+    run.stop()
+    monkeypatch.setattr(engine_step_solver, "EngineCuts", None)
+    search = engine_step_solver.EngineSearch(problem, run)
+    search.run_all()
+    assert search.impossible is None
+    bound, least = run.bound(problem.scope), shortest(problem, "torch")[0]
+    assert least is not None
+    assert bound is not None
+    assert bound <= least
+
+
 def test_no_step_is_longer_than_one_thing_at_a_time() -> None:
     """A stage without layers sends on what it gets; each stage recomputes its first layer."""
     layers = [layer(1, 2, 1, weight=1, sent=sent) for sent in (50, 1, 1, 1, 0)]

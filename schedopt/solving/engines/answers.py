@@ -23,6 +23,7 @@ from schedopt.solving.engines.layout import (
 )
 from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
+from schedopt.solving.local_search.compilation import COMPILATIONS, LOADING_S
 from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
 from schedopt.solving.run import Run
 
@@ -168,6 +169,20 @@ class EngineAnswers:
         if left is None or self._is_known or self.run.clock.stop_requested():
             return False
         return not self.pending or 2 * self._least_s(self.pending[0][2].grid) >= left
+
+    def are_ready(self, shapes: Sequence[EngineShape]) -> bool:
+        """Whether there are any shapes, and what is compiled to look at their steps is there.
+
+        A first answer comes before it is waited for, if time is short.
+        """
+        if not shapes:
+            return False
+        compilation, left = COMPILATIONS["engines"], self.run.remaining()
+        compilation.start()
+        is_long = compilation.is_under_way() or (left is not None and left <= LOADING_S)
+        if is_long and self.needs_quick():
+            self.lay_out_quick(shapes)
+        return compilation.wait(self.run, late=False)
 
     def lay_out_quick(self, shapes: Sequence[EngineShape]) -> None:
         """Lay out the balanced cut of a grid, until one fits: a first answer where time is short.

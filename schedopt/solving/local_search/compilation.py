@@ -38,7 +38,7 @@ NOT_KEPT: Final = (
 """The same where the next solve has it no sooner."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
-COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search")
+COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search", "engines")
 """Rooms of `schedopt.solving` in which functions are compiled."""
 
 
@@ -186,6 +186,11 @@ COMPILATIONS: Final = {
             "flush_search",
             "schedopt.solving.flush_search.search:compile_search",
             "annealing._anneal",
+        ),
+        Compilation(
+            "engines",
+            "schedopt.solving.engines.order:compile_runs",
+            "makespan.steps_in_order",
         ),
     )
 }
