@@ -37,13 +37,15 @@ from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.grid import Grid, grids_of
 from schedopt.solving.engines.least_memory import FirstStep, find_least_memory
 from schedopt.solving.engines.order import EngineOrder
-from schedopt.solving.engines.seeds import best_of, find_seeds, start_from
+from schedopt.solving.engines.seeds import best_of, find_seeds, make_shapes, start_from
 from schedopt.solving.engines.shape import RISE, EngineShape
 from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
 
 MOST_CUTS: Final = 2_000
 """Cuts of one shape that are all looked at; for more CP-SAT is asked."""
+SHARE_OF_SHAPES: Final = 0.3
+"""Of the time, for what is known of all grids beforehand."""
 SHARE_OF_SEARCH: Final = 0.5
 """Of the time, for neighbours of good cuts."""
 SHARE_OF_SEEDS: Final = 0.3
@@ -159,12 +161,9 @@ class EngineSearch:
         self.count = problem.scope.microbatches
         self.answers = EngineAnswers(problem, run)
         self.orders: dict[tuple[int, int, int], EngineOrder] = {}
-        self.shapes: list[EngineShape] = []
-        for low, grid in self._bounded_grids():
-            if run.clock.stop_requested():
-                self.answers.unseen.append(max(1, low))
-            else:
-                self.shapes.append(self._shape(grid, low))
+        clock, grids = run.fork(run.workers, SHARE_OF_SHAPES), [*self._bounded_grids()]
+        self.shapes, left_out = make_shapes(problem, grids, self._shape, clock)
+        self.answers.unseen += left_out
         self.impossible: Infeasibility | None = None
         """Why there is no step, if that is known."""
         self._generator = np.random.default_rng(run.seed)

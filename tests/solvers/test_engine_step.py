@@ -29,6 +29,7 @@ from schedopt.account import fits
 from schedopt.engine import Engine, why_not_stages
 from schedopt.proofs import Suggestion
 from schedopt.solvers import engine_step as engine_step_solver
+from schedopt.solving.clock import Clock
 from schedopt.solving.engines import answers as engine_answers
 from schedopt.solving.engines.cuts import EngineCuts
 from schedopt.solving.engines.grid import Grid
@@ -206,6 +207,25 @@ def test_one_that_is_asked_to_stop_makes_no_more_tables_and_proves_nothing_by_th
     assert least is not None
     assert bound is not None
     assert bound <= least
+
+
+def test_without_time_the_grid_is_looked_at_that_takes_least_to_lay_out() -> None:
+    problem = Problem(
+        chain=Chain(layers=(layer(1, 3, 0),) * 4),
+        platform=Platform(2, 100),
+        scope=asked("torch", 2),
+    )
+    run = Run(problem)
+    run.clock = Clock(0.0, now=lambda: 0.0)
+    search = engine_step_solver.EngineSearch(problem, run)
+    assert [shape.cuts.parts for shape in search.shapes] == [1]
+    search.run_all()
+    best, bound, least = run.period(), run.bound(problem.scope), shortest(problem, "torch")[0]
+    # Two micro-batches of four layers on one GPU.
+    assert best == 16
+    assert least is not None
+    assert bound is not None
+    assert bound <= least < best
 
 
 def test_no_step_is_longer_than_one_thing_at_a_time() -> None:

@@ -323,7 +323,8 @@ class EngineAnswers:
         if not has_room:
             return None
         if not self.is_late(length):
-            plan = self._in_one_group(cuts, begins, plan, folded=folded)
+            if least is not None:
+                plan = self._in_one_group(cuts, begins, plan, folded=folded)
             with self._reporting.measure(operations):
                 self.run.report(plan)
             self._limit = plan.pattern.period_total_ns

@@ -8,7 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from schedopt.problem import Problem
 from schedopt.solving.engines.descent import NEVER, kick, nearest
+from schedopt.solving.engines.grid import Grid
+from schedopt.solving.engines.layout import count_operations
 from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Run
 
@@ -18,6 +21,38 @@ MOST_LED: Final = 4
 """Grids on which better cuts are looked for beyond the nearest best one."""
 MOST_KICKS: Final = 40
 """How often they are, on each."""
+
+
+def make_shapes(
+    problem: Problem,
+    grids: Sequence[tuple[int, Grid]],
+    make: Callable[[Grid, int], EngineShape],
+    run: Run,
+) -> tuple[list[EngineShape], list[int]]:
+    """Return the shapes of grids, and the bounds of those that are left out when time is up, ns.
+
+    First comes what takes least to lay out, until a balanced cut fits; then those with the least
+    bounds. Each grid stands behind what no step on it is shorter than, ns.
+    """
+    quickest = sorted(
+        range(len(grids)), key=lambda n: count_operations(problem, grids[n][1], folded=True)
+    )
+    made: dict[int, EngineShape] = {}
+    for number in quickest:
+        if run.clock.stop_requested():
+            break
+        low, grid = grids[number]
+        made[number] = make(grid, low)
+        if made[number].cuts.may_fit(made[number].balanced):
+            break
+    left_out: list[int] = []
+    for number in sorted(set(quickest) - set(made), key=lambda n: (grids[n][0], n)):
+        low, grid = grids[number]
+        if run.stopped():
+            left_out.append(max(1, low))
+        else:
+            made[number] = make(grid, low)
+    return [made[number] for number in sorted(made)], left_out
 
 
 def find_seeds(
