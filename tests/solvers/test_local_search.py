@@ -234,10 +234,13 @@ def test_a_plan_that_needs_the_peak_is_seldom_searched_by_sum() -> None:
         run = Run(problem)
         plan = plan_of(stages, problem)
         assert (memory(plan)[0].sum_bytes > room) == (room == 8)
-        run.report(plan)
         search, draw = LocalSearch(problem, run, 1), np.random.default_rng(0)
-        shares = mean(1 - search._tables_of(draw, number).peak for number in range(1, 401))
-        assert low <= shares <= high
+        shares = [mean(1 - search._tables_of(draw, number).peak for number in range(1, 401))]
+        run.report(plan)
+        shares.append(mean(1 - search._tables_of(draw, number).peak for number in range(1, 401)))
+        # Without a plan it is not known whether one fits as a sum, too.
+        assert 0.05 <= shares[0] <= 0.15
+        assert low <= shares[1] <= high
 
 
 def test_patterns_are_searched_down_to_the_bound_of_their_length() -> None:

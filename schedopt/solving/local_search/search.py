@@ -137,6 +137,8 @@ class LocalSearch:
         self.workers = [new_workspace(self.tables, self.most) for _ in range(workers)]
         self.elites = ElitePool(self.tables, self.most) if elites is None else elites
         self.placements = self._improving = 0
+        self._read: Plan | None = None
+        self._fits = False
         self.longest = longest_period(problem)
         self._packs = self.tables.layers <= self.most and can_pack(self.tables)
         self._busy_ns = int(self.tables.time[0, [FORWARD, BACKWARD], -1].sum()) / self.tables.gpus
@@ -258,16 +260,20 @@ class LocalSearch:
         tables, best = self.tables, self.run.best()
         if number == 0:
             return tables._replace(sparing=0.0)
-        if tables.peak:
-            in_sum = best is not None and fits(_read_as_sum(best))
-            if draw.random() < (NARROWED if in_sum else READ_BY_SUM):
-                tables = tables._replace(peak=0)
+        if tables.peak and draw.random() < (NARROWED if self._fits_as_sum(best) else READ_BY_SUM):
+            tables = tables._replace(peak=0)
         keeps_all = best is not None and not any(stage.recompute for stage in best.stages)
         if tables.recompute and keeps_all and draw.random() < NARROWED:
             tables = tables._replace(recompute=0)
         if not tables.peak or tables.recompute or draw.random() >= SPARED:
             tables = tables._replace(sparing=0.0)
         return tables
+
+    def _fits_as_sum(self, best: Plan | None) -> bool:
+        """Whether the best plan fits in the reading *sum*, too; looked up once for each plan."""
+        if best is not self._read:
+            self._read, self._fits = best, best is not None and fits(_read_as_sum(best))
+        return self._fits
 
     def _steps(self, *, longest: bool, warm: bool = False) -> int:
         """Return how many placements each annealing of the next round looks at; 0: no more."""
