@@ -13,6 +13,7 @@ from schedopt.errors import InputError
 from schedopt.network import Duplex, Link, Network, Resource
 from schedopt.stored import Stored
 from schedopt.units import (
+    counted,
     format_bytes,
     parse_bandwidth,
     parse_bytes,
@@ -351,7 +352,7 @@ def _one_each(value: object, count: int, field: str) -> Sequence[Any]:
         return list(value) * count
     if len(value) != count:
         raise InputError(
-            f"{len(value)} entries for {count} GPUs",
+            f"{len(value)} entries for {counted(count, 'GPU')}",
             field=field,
             way_out="Give one entry for all GPUs, or one for each",
         )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 from schedopt.engine import ENGINES, TITLES, Engine
 from schedopt.errors import InputError
 from schedopt.stage import LARGEST_GROUP, SHARDS, Shard, Stage, say_shared
+from schedopt.units import counted
 from schedopt.validation import STRICT, check_choice, check_whole
 
 Allocation = Literal["contiguous", "general", "fixed"]
@@ -231,7 +232,7 @@ class Scope:
         if self.allocation == "contiguous" and self.gpu_order == "given":
             words.append("GPUs in the given order")
         if self.microbatches is not None:
-            words.append(f"a step of {self.microbatches} micro-batches with a flush")
+            words.append(f"a step of {counted(self.microbatches, 'micro-batch')} with a flush")
         if self.replicas != 1:
             words.append(self._say_replicas())
         if self.tensor != 1:

@@ -134,3 +134,8 @@ def test_numbers_of_numpy_become_plain_integers() -> None:
         activation_bytes=0,
     )
     assert type(layer.forward_ns) is int
+
+
+@pytest.mark.parametrize(("count", "step"), [(1, "1 micro-batch"), (2, "2 micro-batches")])
+def test_a_scope_counts_the_micro_batches_of_its_step(count: int, step: str) -> None:
+    assert str(Scope(microbatches=count)).endswith(f", a step of {step} with a flush")

@@ -89,6 +89,7 @@ REFUSED: dict[Callable[..., object], list[Case]] = {
         ({"gpus": 1, "memory": 1.5e9}, "memory", "1500000000.0 is not a size"),
         ({"gpus": 2, "memory": []}, "memory", "0 entries for 2 GPUs"),
         ({"gpus": 3, "memory": ["1G", "2G"]}, "memory", "2 entries for 3"),
+        ({"gpus": 1, "memory": ["1G", "2G"]}, "memory", "2 entries for 1 GPU"),
         ({"gpus": 1, "memory": DIGITS}, "memory_bytes", "5001 digits"),
         (FAST | {"speed": [1, 1, 1]}, "speed", "3 entries for 2"),
         (FAST | {"speed": 0.5}, "speed", ""),

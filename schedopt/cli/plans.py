@@ -130,7 +130,7 @@ def show_plan(
     print_chart(chart)
     step = simulate(loaded, usual_micro_batches(loaded))
     typer.echo(
-        f"A step of {step.microbatches} micro-batches with a flush takes "
+        f"A step of {counted(step.microbatches, 'micro-batch')} with a flush takes "
         f"{format_duration(step.makespan_ns)}, {format_duration(step.time_per_micro_batch)} each, "
         f"bubble {float(step.bubble):.1%}. See: schedopt simulate {plan}"
     )

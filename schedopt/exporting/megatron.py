@@ -25,6 +25,7 @@ from schedopt.megatron_layout import LayoutChunk, write_layout
 from schedopt.plan import Plan
 from schedopt.stage import Stage
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
+from schedopt.units import counted
 
 FILE: Final = "megatron.sh"
 _WITHOUT_LAYOUT: Final = (
@@ -64,7 +65,7 @@ def export(plan: Plan, microbatches: int) -> dict[str, str]:
     elif plan.rule.is_given:
         lines.append("# With n data-parallel copies multiply --global-batch-size by n.")
     else:
-        lines.append(f"# Start it on {_world_size(plan)} GPUs.")
+        lines.append(f"# Start it on {counted(_world_size(plan), 'GPU')}.")
     lines += _describe_flags(plan.stages[0])
     arguments = (f"    {line}" for line in _arguments(plan, microbatches))
     return {FILE: "\n".join([*lines, "PIPELINE_ARGS=(", *arguments, ")"]) + "\n"}

@@ -24,6 +24,7 @@ from schedopt.problem import Problem, Scope
 from schedopt.stage import Stage
 from schedopt.systems.steps import engine_step
 from schedopt.transformer_blocks import EMBEDDING, find_blocks
+from schedopt.units import counted
 
 _SCHEDULES = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 """Schedules that make torchtitan place the stages so. The CSV takes the place of their order."""
@@ -96,7 +97,8 @@ def _where(plan: Plan, gpus: list[int]) -> str:
     if plan.rule.is_given:
         return f"Ranks of the pipeline are GPUs {', '.join(map(str, gpus))} of the plan."
     used = sorted(gpu for stage in plan.stages for gpu in stage.every_gpu)
-    return f"Rank 0 is GPU {used[0]} of the plan, and so on. Start it on {len(set(used))} GPUs."
+    count = counted(len({*used}), "GPU")
+    return f"Rank 0 is GPU {used[0]} of the plan, and so on. Start it on {count}."
 
 
 def _degrees(plan: Plan) -> Iterator[str]:

@@ -41,7 +41,7 @@ from schedopt.reporting.words import (
 )
 from schedopt.result import Result
 from schedopt.simulation import Simulation
-from schedopt.units import format_bytes, format_duration, printable, readable
+from schedopt.units import counted, format_bytes, format_duration, printable, readable
 
 FEW_GPUS: Final = 8
 """Up to this many GPUs are shown at once; the rows of more are folded away."""
@@ -105,7 +105,7 @@ def page_views(
     """
     plan = step.plan
     planned = plan.scope.microbatches
-    title = f"A step of {step.microbatches} micro-batches"
+    title = f"A step of {counted(step.microbatches, 'micro-batch')}"
     views = [encode_view(title, chart_simulation(step, report), plan)]
     as_planned = step.makespan_ns == plan.pattern.period_total_ns
     if planned != step.microbatches or not as_planned:
@@ -135,7 +135,8 @@ def _step_sentences(step: Simulation) -> Iterator[str]:
             "start, until as many micro-batches are under way as the plan keeps."
         )
     yield (
-        f"A step of {step.microbatches} micro-batches takes {format_duration(step.makespan_ns)} "
+        f"A step of {counted(step.microbatches, 'micro-batch')} takes "
+        f"{format_duration(step.makespan_ns)} "
         f"when everything starts as soon as the order allows.{parts} The GPUs that have a stage "
         f"idle {float(step.bubble):.1%} of it."
     )

@@ -182,4 +182,4 @@ def _name_line(
 
 
 def _say_batch(batch: int | None) -> str:
-    return "steady state" if batch is None else f"{batch} samples"
+    return "steady state" if batch is None else counted(batch, "sample")

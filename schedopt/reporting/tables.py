@@ -13,7 +13,7 @@ from schedopt.proofs import Note
 from schedopt.result import Result
 from schedopt.scope import MemoryReading
 from schedopt.stage import Stage
-from schedopt.units import format_bytes, format_duration, printable, readable
+from schedopt.units import counted, format_bytes, format_duration, printable, readable
 
 if TYPE_CHECKING:
     from schedopt.comparing.baselines import Baseline
@@ -319,6 +319,6 @@ def say_best(of_plan: Figures, baselines: Sequence[Baseline]) -> str:
         return "None of what it is compared with fits into the memory of the GPUs."
     best, name = min(fitting, key=lambda pair: pair[0].step_of_sample)
     return (
-        f"In a step of {of_plan.microbatches} micro-batches this plan is {_times(of_plan, best)} "
-        f"as the best of the others, {printable(name)}."
+        f"In a step of {counted(of_plan.microbatches, 'micro-batch')} this plan is "
+        f"{_times(of_plan, best)} as the best of the others, {printable(name)}."
     )

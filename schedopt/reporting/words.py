@@ -86,7 +86,7 @@ def first_figures(result: Result, report: PlanReport, step: Simulation) -> Itera
         f"{format_bytes(plan.platform.gpus[gpu].usable_bytes)}",
     )
     yield Figure(
-        name=f"Step of {step.microbatches} micro-batches",
+        name=f"Step of {counted(step.microbatches, 'micro-batch')}",
         value=format_duration(step.makespan_ns),
         meaning="from an empty pipeline to an empty one, "
         f"{format_duration(step.time_per_micro_batch)} each",

@@ -17,7 +17,7 @@ from schedopt.plan import Kind
 from schedopt.running.figures import bubble, busy_share, length
 from schedopt.running.records import Span
 from schedopt.running.report import Report
-from schedopt.units import format_duration
+from schedopt.units import counted, format_duration
 
 
 def make_trace(report: Report) -> dict[str, Any]:
@@ -69,7 +69,8 @@ def chart_run(report: Report) -> Chart:
         title=f"{report.plan.chain}",
         facts=(
             *facts,
-            f"{report.job.microbatches} micro-batches, {report.job.backend}; {done}: {which}",
+            f"{counted(report.job.microbatches, 'micro-batch')}, {report.job.backend}; "
+            f"{done}: {which}",
         ),
         numbering="micro-batch",
         length_ns=shown,
