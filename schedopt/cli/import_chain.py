@@ -143,22 +143,24 @@ def _check_options(
     from schedopt.importing.launches import LAUNCH_SOURCES
 
     tables = source in ("superscaler", "sailor")
+    placed = [f"--{name}" for name, value in vars(machine).items() if value is not None]
+    has_plans = source in (*LAUNCH_SOURCES, "superscaler")
     given = {
         "--all-degrees": all_degrees and source != "piper",
         "--model and --gpu": lines is not None and not tables,
         "--layers": layers is not None and source != "superscaler",
         "--plan": plan is not None and source != "superscaler",
+        **dict.fromkeys(placed, not has_plans),
     }
     for option, wrong in given.items():
         if wrong:
             raise InputError(
                 f"{source} has no such thing", field=option, way_out="Leave it out, or see --help"
             )
-    placed = any(value is not None for value in vars(machine).values())
-    if source not in LAUNCH_SOURCES and (plan is not None) != placed:
+    if source not in LAUNCH_SOURCES and (plan is not None) != bool(placed):
         raise InputError(
             "go together",
-            field="--plan and --platform",
+            field=f"--plan and {placed[0] if placed else '--platform'}",
             way_out="Name a plan of the table and the GPUs that it runs on, or neither",
         )
 
