@@ -226,8 +226,7 @@ class EngineAnswers:
 
         Up to one that is no shorter, or `most` of them: of these none that is hardly shorter than
         what is known, or longer than what waits beside. They are left for the end. Where nothing is
-        known, one is laid out however little time there is: that which takes
-        least.
+        known, the one that takes least is laid out however little time there is.
         """
         while self.pending and most != 0 and not self._is_over():
             if most is not None and not self._is_clearly_shorter(self.pending[0][0]):
