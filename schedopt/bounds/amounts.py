@@ -13,6 +13,7 @@ from fractions import Fraction
 from math import lcm
 from typing import TYPE_CHECKING, Final
 
+from schedopt.bounds.workspaces import reserve_workspace
 from schedopt.network import Link
 from schedopt.platform import Platform
 from schedopt.problem import Problem
@@ -66,6 +67,8 @@ class Amounts:
 
     Attributes
     ----------
+    problem : Problem
+        With what GPUs leave free at every moment reserved (`reserve_workspace`).
     ahead, whole, half, tail, work : list of Fraction
         Of each layer, ns: its forward; what the gradient waits for if the backward runs whole, and
         in halves; how long after that the second half keeps what was saved; and what forward and
@@ -82,8 +85,8 @@ class Amounts:
     """
 
     def __init__(self, problem: Problem, largest: int = LARGEST) -> None:
-        self.problem, self.largest = problem, largest
-        platform = problem.platform
+        self.problem = problem = reserve_workspace(problem)
+        self.largest, platform = largest, problem.platform
         layers = problem.chain.layers
         fastest = max(platform.gpus, key=lambda gpu: gpu.speed)
         speed = Fraction(fastest.speed)

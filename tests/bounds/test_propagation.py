@@ -130,9 +130,11 @@ def test_what_operations_take_is_a_part_of_averages() -> None:
     # is recomputed lies there as long from R on, which takes the 4 bytes for 1 ns more.
     one = replace(layer(1, 3, 2), workspace_bytes=4)
     scope = Scope(allocation="general", memory="peak", recompute=True)
-    problem = Problem(chain=Chain(layers=(one,)), platform=Platform(1, 16), scope=scope)
+    # Behind a layer that takes nothing, so that nothing is reserved.
+    chain = Chain(layers=(one, layer(1, 1)))
+    problem = Problem(chain=chain, platform=Platform(1, 16), scope=scope)
     scaled = Scaled(Amounts(problem), Fraction(8))
-    held, byte = scaled.resident(np.array([scaled.time(4)])), scaled.size(1)
+    held, byte = scaled.resident(np.array([scaled.time(4), 0])), scaled.size(1)
     found = [int(sizes[0]) for sizes in (held.kept, held.saved, held.again)]
     assert found == [3 * byte, 3 * byte, 7 * byte // 2]
 
