@@ -3,24 +3,23 @@
 Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxation`). A period that
 is impossible there, or even if GPUs may hold parts of what fits them
 (`schedopt.solving.packing_columns`), is a bound for every allocation, and for every k where nothing
-is counted at instants (`schedopt.bounds.instants`). It is bisected between the bound and the best
-plan.
+is counted at instants (`schedopt.bounds.instants`). Periods are asked about between the bound and
+the best plan, each time with limited work, which does not depend on what else runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import load_bound
-from schedopt.bounds.propagation import is_propagated, proof_of, propagate
+from schedopt.bounds.propagation import ForcedWork, is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
-from schedopt.interrupts import Stopped
+from schedopt.interrupts import Stopped, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
@@ -33,29 +32,29 @@ if TYPE_CHECKING:
     from schedopt.solving.packing_columns import Flags
     from schedopt.solving.relaxation import RelaxationModel
 
+Refutes = Callable[[ForcedWork], bool]
+Question = tuple[Fraction, Refutes]
 PROOF: Final = Proof(ProofKind.RELAXATION)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
-FIRST_LIMIT_S: Final = 0.4
-LAST_LIMIT_S: Final = 6.0
-"""Time limits of a query: at first, and when all that was quick is answered."""
-PACK_S: Final = 2.0
-"""Time limit at first of a period that is packed."""
+FIRST_WORK: Final = 0.2
+"""Work on each question in the first round, in the unit of `solve_model`."""
+PACK_WORK: Final = 0.6
+"""That on each period that is packed, at least."""
+GROWTH: Final = 2
+"""Growth factor of the work per round."""
+ROUNDS: Final = 5
 FIRST_STEP: Final = Fraction(1, 100)
-"""By how much longer a period is than the bound that is packed first."""
-CLOSE: Final = Fraction(201, 200)
-"""How much longer a period is at most that may be packed than one that may not, at the end."""
-TIME_GROWTH: Final = 4
-"""Growth factor of the time limit per retry."""
+"""By how much longer a period is than the bound that is asked about first."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 COARSE: Final = 3
 """Where a period has no answer, and less than this part (1 / COARSE) of the gap to the best plan is
-left below it, there is more time for each at once: most is gained where most is open."""
-MOST_HARD: Final = 2
-"""Periods that are packed each time although there is no answer."""
-MOST_LOST: Final = 3
-"""Give up on an allocation after this many inconclusive queries."""
+left below it, the rest waits for the next round: most is gained where most is open."""
+MOST_OPEN: Final = 2
+"""Periods without an answer after which a climb ends."""
+MOST_LONGER: Final = 3
+"""Periods that are asked about in a round only to find an allocation."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -70,22 +69,18 @@ def solve(problem: Problem, run: Run) -> None:
 def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
     """Yield an allocation for each period that the relaxation allows, and report those it refutes.
 
-    For the latter, and where nothing was found in time, an empty one is yielded. Periods are
-    bisected between the bound of the run and its best plan. What is yielded need not have a plan of
-    that period; it names what it recomputes.
+    For the latter, and where nothing was found, an empty one is yielded. Periods lie between the
+    bound of the run and its best plan. What is yielded need not have a plan of that period; it
+    names what it recomputes.
     """
     places = len(problem.chain.layers) * len(problem.platform.gpus)
     if places > MOST_PLACES or not is_propagated(problem):
         return
     search = _Search(problem, run)
     with suppress(Stopped):
-        is_more = True
-        while is_more:
-            for _ in search.pack():
-                yield ()
-            while (period := search.next_period()) is not None and not run.stopped():
-                yield search.ask(period)
-            is_more = not run.stopped() and search.take_more_time()
+        for period, refutes in search.questions():
+            raise_if_stopped(run.stopped)
+            yield search.ask(period, refutes)
 
 
 def one_after_the_other_ns(problem: Problem) -> Fraction:
@@ -105,24 +100,29 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
     return Fraction(max(1, total))
 
 
-def decide(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[Stage, ...]]:
-    """Return what CP-SAT says within `most_s` seconds, and the last allocation that it found.
+def decide(
+    model: RelaxationModel, run: Run, most_work: float, seed: int | None = None
+) -> tuple[int, tuple[Stage, ...]]:
+    """Return what CP-SAT says with `most_work`, and the last allocation that it found.
 
-    Instants at which an allocation does not fit are added until one does.
+    The seed is that of the run, if none is given. Instants at which an allocation does not fit
+    are added until one does.
     """
     from ortools.sat.python import cp_model
 
     found: tuple[Stage, ...] = ()
-    while True:
-        begin = monotonic()
-        status, solver = solve_model(model.model, run, most_s=most_s, simplify=True)
+    while most_work > 0:
+        status, solver = solve_model(
+            model.model, run, most_work=most_work, simplify=True, seed=seed
+        )
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return status, found
         found = model.chosen.stages(solver)
         if not model.add_violated(solver):
             return status, found
         model.chosen.hint(found)
-        most_s = max(0.0, most_s - (monotonic() - begin))
+        most_work -= solver.deterministic_time
+    return int(cp_model.UNKNOWN), found
 
 
 def one_by_one(problem: Problem) -> Problem:
@@ -131,24 +131,29 @@ def one_by_one(problem: Problem) -> Problem:
 
 
 class _Search:
-    """The bisection, with little time for each period at first, and then again with more.
+    """Which periods are asked about: in rounds, with more work on each question in each round.
 
-    After a first question without an answer a longer period is asked for, if there is no allocation
-    to start from, until `MOST_LOST` of these have none either. Then shorter ones, until there is
-    more time for all that were not answered: see `COARSE`.
+    A period T is refuted by what it forces, by columns, or by CP-SAT. What that takes differs a
+    hundredfold, also with the seed, and a longer period may take less. So all are asked with as
+    little work at first, and what none refutes is asked again with `GROWTH` times as much and
+    another seed. In a round T climbs from the bound on, where columns say the most; what is open
+    then is halved by CP-SAT, which shows the instants that matter; and with these T climbs again.
 
     Attributes
     ----------
-    low, high, fits : Fraction
-        Refuted; not refuted, or not known; and not refuted, ns.
-    packed : Fraction
-        Not refuted by columns, or not looked at, ns.
+    low, fits : Fraction
+        Refuted; and not refuted whatever the work, or of the best plan, ns.
+    packed, unpacked : Fraction
+        Not refuted by columns whatever the work, or not looked at; and left open by them in this
+        round, ns.
     columns : list of array of bool, shape (layers,)
         Those of the last period that was packed.
-    patience_s : float
-        Seconds for each period, by now.
+    round, work : int, float
+        Of this round: its number, and the work on each question.
     is_open : bool
-        Whether some period was not answered in that time.
+        Whether some period was not answered in this round.
+    start, found : tuple of Stage
+        The last allocation that the relaxation allows, or that of a plan; that of the last answer.
     instants : FittingInstants or None
         Those of the last model, which often matter for the next one, too.
     """
@@ -160,148 +165,148 @@ class _Search:
         self.longest = one_after_the_other_ns(problem)
         best = run.best()
         self.start = () if best is None else best.stages
-        self.high = self.fits = self.packed = run.period() or self.longest
+        self.found: tuple[Stage, ...] = ()
+        self.fits = self.packed = self.unpacked = run.period() or self.longest
         self.columns: list[Flags] = []
-        self.asked: set[Fraction] = set()
-        self.seeking, self.lost = False, 0
         self.impossible = False
         self.instants: FittingInstants | None = None
-        self.patience_s, self.is_open = FIRST_LIMIT_S, False
+        self.round, self.work, self.is_open = 0, FIRST_WORK, False
 
-    def pack(self) -> Iterator[Fraction]:
-        """Refute periods at which GPUs cannot even hold all layers in parts; yield each period.
+    def questions(self) -> Iterator[Question]:
+        """Yield periods with what may refute them, round by round, until all is answered.
 
-        That takes little time, also where CP-SAT says nothing of whole layers. Steps from the bound
-        on are doubled, until one is not refuted; then what is left is bisected. What has no answer
-        now is asked again when there is more time. Nothing is said with recompute: where it was
-        tried it took seconds and refuted little.
+        Without a plan that of one micro-batch after the other comes first. Columns say nothing with
+        recompute: where it was tried it took seconds and refuted little.
         """
-        scope = self.problem.scope
-        if scope.recompute:
-            return
-        high, step, lost = min(self.packed, self.fits), FIRST_STEP, 0
-        while not self.run.stopped() and lost < MOST_HARD:
-            known = self.run.bound(scope)
-            if known is not None:
-                self._raise_low(period_below(known, scope))
-            period = period_between(self.low, min(high, self.low * (1 + 2 * step)), scope)
-            if period is None or high <= CLOSE * self.low:
+        for self.round in range(ROUNDS):
+            self.work, self.is_open = FIRST_WORK * GROWTH**self.round, False
+            self.unpacked = self.packed
+            if self.run.best() is None and not self.start:
+                yield self.longest, self._relax
+            if self.impossible:
                 return
-            may_pack = self._may_pack(period)
-            if may_pack is False:
-                step *= 2
-            else:
-                high = min(period, self.packed)
-                lost += may_pack is None
-            yield period
+            if not self.problem.scope.recompute:
+                yield from self.climb(self._pack)
+            yield from self.halve()
+            yield from self.climb(self._relax)
+            if not self.is_open:
+                return
 
-    def _may_pack(self, period: Fraction) -> bool | None:
-        """Whether GPUs may hold all layers in parts; None if that is not known in time."""
-        from schedopt.solving.packing_columns import GpuLimits, PackingColumns
+    def halve(self) -> Iterator[Question]:
+        """Yield periods in the middle of what is open, and at last one below the best plan.
 
-        forced = propagate(self.amounts, period, stopped=self.run.stopped)
-        if forced is None:
-            self._refute(period, proof_of(self.problem.scope))
-            return False
-        gpus = len(self.problem.platform.gpus)
-        limits = GpuLimits.of(forced)
-        if not limits.are_few():
-            self.packed = self.low
-            return None
-        columns = PackingColumns(limits, gpus, self.run, self.columns)
-        may_pack = columns.may_hold_all(max(PACK_S, self.patience_s))
-        self.columns = columns.columns
-        if may_pack is False:
-            self._refute(period, PROOF)
-        elif may_pack:
-            self.packed = period
-        return may_pack
-
-    def take_more_time(self) -> bool:
-        """Have more time for each period, if some were not answered; False: there is no more."""
-        if not self.is_open or self.patience_s >= LAST_LIMIT_S:
-            return False
-        self.patience_s = min(LAST_LIMIT_S, TIME_GROWTH * self.patience_s)
-        self.is_open, self.seeking, self.lost = False, False, 0
-        self.high = self.fits
-        self.asked.clear()
-        return True
-
-    def next_period(self) -> Fraction | None:
-        """Return the period to look at next within the time limit by now; None at the end.
-
-        Without a plan that of one micro-batch after the other comes first, and at last whether
-        the best plan can be beaten.
+        After one without an allocation a longer one comes in the first round, as a start.
         """
-        best, scope = self.run.period(), self.problem.scope
-        if self.impossible:
-            return None
-        known = self.run.bound(scope)
-        if known is not None:
-            self._raise_low(period_below(known, scope))
-        if best is not None:
-            self.high, self.fits = min(self.high, best), min(self.fits, best)
-        elif not self.asked:
-            return self.high
-        if self.seeking and self.lost < MOST_LOST:
-            self.seeking = False
-            longer = period_between(self.high, self.fits, scope)
-            if longer is not None and longer not in self.asked:
-                return longer
-        waits = self.is_open and self.patience_s < LAST_LIMIT_S
-        if waits and COARSE * (self.high - self.low) < self.fits - self.low:
-            return None
-        period = period_between(self.low, self.high, scope)
-        if period is None and self.high == best:
-            last = period_below(best, scope)
-            period = last if self.low < last < best else None
-        return None if period in self.asked else period
+        scope, high, longer = self.problem.scope, self.fits, set[Fraction]()
+        while True:
+            self._catch_up()
+            high = min(high, self.fits) if high > self.low else self.fits
+            far = COARSE * (high - self.low) < self.fits - self.low
+            if far and self.is_open and self.round < ROUNDS - 1:
+                return
+            period = period_between(self.low, high, scope)
+            if period is None:
+                break
+            yield period, self._relax
+            high = period
+            if self.round or len(longer) == MOST_LONGER:
+                continue
+            if self.low < period < self.fits and not self.found:
+                other = period_between(high, self.fits, scope)
+                if other is not None and other not in longer:
+                    longer.add(other)
+                    yield other, self._relax
+        best = self.run.period()
+        if best is not None and high == best and self.low < (last := period_below(best, scope)):
+            yield last, self._relax
 
-    def ask(self, period: Fraction) -> tuple[Stage, ...]:
+    def climb(self, refutes: Refutes) -> Iterator[Question]:
+        """Yield periods from the bound on; steps are doubled after what is refuted, else halved."""
+        left, step = MOST_OPEN, FIRST_STEP
+        while left:
+            self._catch_up()
+            high = min(self._top(refutes), self.low * (1 + 2 * step))
+            period = period_between(self.low, high, self.problem.scope)
+            if period is None:
+                return
+            yield period, refutes
+            step *= 2 if period <= self.low else Fraction(1, 2)
+            left -= self.low < period < self._top(refutes)
+
+    def ask(self, period: Fraction, refutes: Refutes) -> tuple[Stage, ...]:
         """Return an allocation that the relaxation allows, or may allow; none if it is refuted."""
-        from ortools.sat.python import cp_model
-
-        from schedopt.solving.relaxation import RelaxationModel
-
-        self.asked.add(period)
-        amounts = self.amounts
+        self.found, amounts = (), self.amounts
         if self._asks_for_any(period):
             amounts = Amounts(one_by_one(self.problem), LARGEST)
         forced = propagate(amounts, period, stopped=self.run.stopped)
         if forced is None:
             self._refute(period, proof_of(amounts.problem.scope))
-            return ()
+        elif refutes(forced):
+            self._refute(period, PROOF)
+        return self.found
+
+    def _pack(self, forced: ForcedWork) -> bool:
+        """Whether GPUs cannot even hold all layers in parts; CP-SAT says what columns leave open.
+
+        For longer periods it is then asked at once in this round.
+        """
+        from schedopt.solving.packing_columns import GpuLimits, PackingColumns
+
+        if forced.scaled.period >= self.unpacked:
+            return self._relax(forced)
+        limits = GpuLimits.of(forced)
+        if not limits.are_few():
+            self.packed = self.low
+            return False
+        gpus = len(self.problem.platform.gpus)
+        columns = PackingColumns(limits, gpus, self.run, self.columns)
+        may_pack = columns.may_hold_all(max(PACK_WORK, self.work))
+        self.columns = columns.columns
+        if may_pack is None:
+            self.unpacked = forced.scaled.period
+            return self._relax(forced)
+        if may_pack:
+            self.packed = forced.scaled.period
+        return not may_pack
+
+    def _relax(self, forced: ForcedWork) -> bool:
+        """Whether CP-SAT refutes a period; what it finds is a start."""
+        from ortools.sat.python import cp_model
+
+        from schedopt.solving.relaxation import RelaxationModel
+
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)
         if model.instants is not None:
             if self.instants is not None:
                 model.instants.recall(self.instants)
             self.instants = model.instants
-        status, found = decide(model, self.run, self.patience_s)
-        if status == cp_model.INFEASIBLE:
-            self._refute(period, PROOF)
-            return ()
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        status, self.found = decide(model, self.run, self.work, self.run.seed + self.round)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self.fits = min(self.fits, forced.scaled.period)
+            self.start = self.found
+        elif status != cp_model.INFEASIBLE:
             self.is_open = True
-            self.lost += period > self.high
-            self.seeking = not found and self.patience_s == FIRST_LIMIT_S
-            self.high = min(self.high, period)
-            return found
-        self.fits = min(self.fits, period)
-        self.high = min(self.high, period)
-        self.start = found
-        return found
+        return bool(status == cp_model.INFEASIBLE)
 
-    def _raise_low(self, refuted: Fraction) -> None:
-        self.low = max(self.low, refuted)
-        if self.low >= self.high:
-            self.high = self.fits
+    def _top(self, refutes: Refutes) -> Fraction:
+        """Return a period from which on all is answered, or need not be."""
+        return min(self.fits, self.packed) if refutes == self._pack else self.fits
+
+    def _catch_up(self) -> None:
+        """Learn of the bounds and plans that others have found."""
+        known, best = self.run.bound(self.problem.scope), self.run.period()
+        if known is not None:
+            self.low = max(self.low, period_below(known, self.problem.scope))
+        if best is not None:
+            self.fits = min(self.fits, best)
 
     def _asks_for_any(self, period: Fraction) -> bool:
         """Whether the answer to a period is whether there is any plan at all."""
         return self.run.best() is None and period == self.longest
 
     def _refute(self, period: Fraction, proof: Proof) -> None:
+        self.found = ()
         bound = refuted_bound(self.problem, period, proof)
         if self._asks_for_any(period):
             scope = replace(bound.scope, max_k=None, microbatches=None)
@@ -314,5 +319,5 @@ class _Search:
                 )
             )
             return
-        self._raise_low(period)
+        self.low = max(self.low, period)
         self.run.report_bound(bound.period, bound.scope, bound.proof)

@@ -23,8 +23,10 @@ def solve_model(
     run: Run,
     *,
     most_s: float | None = None,
+    most_work: float | None = None,
     linearize: bool = True,
     simplify: bool = False,
+    seed: int | None = None,
 ) -> tuple[int, cp_model.CpSolver]:
     """Solve a model until it is proven, time is up or somebody asks to stop: status and solver.
 
@@ -39,16 +41,22 @@ def solve_model(
     run : Run
     most_s : float, optional
         Seconds after which it is given up, even if the run has more.
+    most_work : float, optional
+        Deterministic time of CP-SAT after which it is given up: work that it counts, a unit of
+        which takes about two seconds of a core. With one worker the answer is the same whatever
+        else runs.
     linearize : bool
         Whether linear relaxations help: else workers that do without them come first.
     simplify : bool
         Whether to simplify the model before the search. Only for models of smaller sums.
+    seed : int, optional
+        By default that of the run.
     """
     from ortools.sat.python import cp_model as cp
 
     solver = cp.CpSolver()
     parameters = solver.parameters
-    parameters.random_seed = run.seed % 2**31
+    parameters.random_seed = (run.seed if seed is None else seed) % 2**31
     parameters.num_workers = run.workers
     parameters.cp_model_presolve = simplify
     parameters.auto_detect_greater_than_at_least_one_of = False
@@ -60,6 +68,8 @@ def solve_model(
     limits = [limit for limit in (run.remaining(), most_s) if limit is not None]
     if limits:
         parameters.max_time_in_seconds = max(0.0, min(limits))
+    if most_work is not None:
+        parameters.max_deterministic_time = most_work
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
     thread.start()

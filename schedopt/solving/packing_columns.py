@@ -16,7 +16,6 @@ floats; the weights of the proof are whole numbers, and so is all that CP-SAT is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -56,6 +55,10 @@ EARLY: Final = 0.2
 """CP-SAT is asked where no column is found with this part of what its share is above 1."""
 CENTRE: Final = 0.5
 """The part of the weights before in those that are asked for first: they change less so."""
+CELLS: Final = 2e8
+"""Limits times layers times columns that are filled with a unit of work, of `solve_model`."""
+CALLS: Final = 4000
+"""What a layer takes on top each time, in cells."""
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
 """GLOP goes on from the last answer, with more rows."""
 
@@ -141,22 +144,23 @@ class PackingColumns:
         self.columns: list[Flags] = []
         self._random = np.random.default_rng(run.seed)
         self._known: set[bytes] = set()
+        self._work = 0.0
         self._means = limits.sizes.mean(axis=0) / UNITS
         self._programme: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._programme.SetSolverSpecificParametersAsString(WARM)
         self._weights = [self._programme.NumVar(0, gpus + 1, "") for _ in self._means]
         self._programme.Maximize(sum(self._weights))
 
-    def may_hold_all(self, most_s: float) -> bool | None:
-        """Whether parts of columns hold all layers; None if the time ends before that is known.
+    def may_hold_all(self, most_work: float) -> bool | None:
+        """Whether parts of columns hold all layers; None if it is not known with that work.
 
-        If they do not, no allocation has the period.
+        If they do not, no allocation has the period. Work is in the unit of `solve_model`.
         """
-        end = monotonic() + most_s
+        self._work = 0.0
         for column in [*self._fill_again(), *self._fill_anew(np.ones(len(self._means)))]:
             self._add(column)
         centre: Floats | None = None
-        while (left_s := end - monotonic()) > 0 and not self.run.stopped():
+        while (left := most_work - self._work) > 0 and not self.run.stopped():
             weights = self._weigh()
             if weights is None:
                 return True
@@ -167,7 +171,7 @@ class PackingColumns:
                 asked.insert(0, CENTRE * centre + (1 - CENTRE) * weights)
             centre = asked[0]
             for each in asked:
-                status, found = self._ask(np.rint(SCALE * each).astype(np.int64), left_s)
+                status, found = self._ask(np.rint(SCALE * each).astype(np.int64), left)
                 if status == cp_model.INFEASIBLE:
                     return False
                 if found is not None and self._add(found):
@@ -235,6 +239,7 @@ class PackingColumns:
     def _fill(self, taken: Flags, weights: Floats, cost: Floats) -> Flags:
         """Add layers as long as they fit, those first that weigh most for their cost, or nearly."""
         sizes, apart = self.limits.sizes, self.limits.apart
+        self._work += (taken.size * len(sizes) + CALLS * taken.shape[1]) / CELLS
         taken, rows = taken.copy(), np.arange(len(taken))
         nearly = self._random.uniform(0.75, 1.3, size=taken.shape)
         order = np.argsort(-nearly * (weights + 1e-9) / (cost + 1e-3), axis=1, kind="stable")
@@ -258,7 +263,7 @@ class PackingColumns:
             row.SetCoefficient(self._weights[layer], 1)
         return True
 
-    def _ask(self, weights: Array, most_s: float) -> tuple[int, Flags | None]:
+    def _ask(self, weights: Array, most_work: float) -> tuple[int, Flags | None]:
         """Ask CP-SAT for a column that weighs its share of all layers or more.
 
         All that still fits is added to it.
@@ -271,7 +276,8 @@ class PackingColumns:
             model.add_bool_or(~layers[first], ~layers[second])
         share = -(-int(weights.sum()) // self.gpus)
         model.add(cp_model.LinearExpr.weighted_sum(layers, weights) >= share)
-        status, solver = solve_model(model, self.run, most_s=most_s)
+        status, solver = solve_model(model, self.run, most_work=most_work)
+        self._work += solver.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return status, None
         found = np.array([[solver.boolean_value(layer) for layer in layers]])

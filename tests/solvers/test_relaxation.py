@@ -30,9 +30,11 @@ from schedopt.bounds.propagation import propagate
 from schedopt.rule import Rule
 from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
-    LAST_LIMIT_S,
+    FIRST_WORK,
+    GROWTH,
     MOST_PLACES,
-    PACK_S,
+    PACK_WORK,
+    ROUNDS,
     one_after_the_other_ns,
     relaxed_allocations,
 )
@@ -172,16 +174,22 @@ def test_a_way_between_nodes_keeps_micro_batches_in_flight() -> None:
     assert_exact(problem, 12)
 
 
-def test_what_takes_long_is_asked_again_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+WORK = [FIRST_WORK * GROWTH**number for number in range(ROUNDS)]
+"""Of each round."""
+
+
+def test_what_takes_long_is_asked_again_with_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[float] = []
+    seeds: dict[float, set[int]] = {}
 
     def slow(
-        model: cp_model.CpModel, run: Run, *, most_s: float, simplify: bool
+        model: cp_model.CpModel, run: Run, *, most_work: float, simplify: bool, seed: int
     ) -> tuple[int, cp_model.CpSolver]:
-        patience.append(most_s)
-        if most_s < LAST_LIMIT_S:
+        patience.append(most_work)
+        seeds.setdefault(most_work, set()).add(seed)
+        if most_work < WORK[-1]:
             return int(cp_model.UNKNOWN), cp_model.CpSolver()
-        return solve_model(model, run, most_s=most_s, simplify=simplify)
+        return solve_model(model, run, most_work=most_work, simplify=simplify, seed=seed)
 
     monkeypatch.setattr(relaxation, "solve_model", slow)
     layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
@@ -190,18 +198,19 @@ def test_what_takes_long_is_asked_again_with_more_time(monkeypatch: pytest.Monke
     assert run.bound() == 12
     assert found
     assert patience == sorted(patience)
-    assert patience[0] < LAST_LIMIT_S == patience[-1]
+    assert [*seeds] == WORK
+    assert [*seeds.values()] == [{number} for number in range(ROUNDS)]
 
 
-def test_what_takes_long_is_packed_again_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[float] = []
 
-    def slow(_columns: PackingColumns, most_s: float) -> bool | None:
-        packed.append(most_s)
-        return True if most_s == LAST_LIMIT_S else None
+    def slow(_columns: PackingColumns, most_work: float) -> bool | None:
+        packed.append(most_work)
+        return True if most_work == WORK[-1] else None
 
     def unknown(
-        _model: RelaxationModel, _run: Run, _most_s: float
+        _model: RelaxationModel, _run: Run, _most_work: float, _seed: int
     ) -> tuple[int, tuple[Stage, ...]]:
         return int(cp_model.UNKNOWN), ()
 
@@ -211,17 +220,19 @@ def test_what_takes_long_is_packed_again_with_more_time(monkeypatch: pytest.Monk
     problem = Problem(chain=chain, platform=Platform(2, 0), scope=GENERAL)
     relaxed(problem)
     assert packed == sorted(packed)
-    assert {*packed} == {PACK_S, LAST_LIMIT_S}
+    assert [*dict.fromkeys(packed)] == [PACK_WORK, *(work for work in WORK if work > PACK_WORK)]
 
 
-def test_the_far_part_of_a_gap_waits_for_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_far_part_of_a_gap_waits_for_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[float, list[Fraction]] = {}
     chain = Chain(layers=(layer(500, 500), layer(400, 600), layer(300, 300)))
     problem = Problem(chain=chain, platform=Platform(3, 1), scope=GENERAL)
     here = tuple(Stage(layers=(one, one), gpus=(one,)) for one in range(3))
 
-    def slow(model: RelaxationModel, run: Run, most_s: float) -> tuple[int, tuple[Stage, ...]]:
-        asked.setdefault(most_s, []).append(model.scaled.period)
+    def slow(
+        model: RelaxationModel, run: Run, most_work: float, seed: int
+    ) -> tuple[int, tuple[Stage, ...]]:
+        asked.setdefault(most_work, []).append(model.scaled.period)
         return int(cp_model.UNKNOWN), here
 
     monkeypatch.setattr(relaxation, "decide", slow)
@@ -229,9 +240,10 @@ def test_the_far_part_of_a_gap_waits_for_more_time(monkeypatch: pytest.MonkeyPat
     relaxed(problem)
     *brief, last = asked.values()
     # From 999 ns, less than the first layer takes, to 3,800 ns. As there is an allocation, no
-    # longer period is asked for; the gap is halved, until less than a third of it is left.
+    # longer period is asked for; the gap is halved, until less than a third of it is left. Then
+    # come 1 % above 999 ns, and half of that.
     assert longest == 3800
-    assert brief == [[longest, 2399, 1699]] * 2
+    assert brief == [[longest, 2399, 1699, 1008, 1003]] * (ROUNDS - 1)
     assert last[:5] == [longest, 2399, 1699, 1349, 1174]
 
 
