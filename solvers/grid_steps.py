@@ -19,7 +19,7 @@ from schedopt.systems.flush_step import Turn
 
 
 def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
-    """Report the step of one grid that takes at most so many seconds to lay out, about."""
+    """Report the step of one grid that takes about `seconds` at most to lay out."""
     for plan in propose(problem, seconds):
         report_valid(plan, run)
         if run.best() is not None or run.stopped():
@@ -106,7 +106,7 @@ def _estimate_ns(problem: Problem, stages: list[Stage]) -> int:
 
 
 def _turns(problem: Problem, stages: list[Stage], replicas: int) -> Iterator[Turn]:
-    """Yield what each GPU of so many replicas runs.
+    """Yield what each GPU runs with a number of replicas.
 
     As many forwards as stages follow, then one after each backward.
     """
