@@ -187,7 +187,7 @@ def report_placed(problem: Problem, run: Run) -> None:
 def _report_best(
     plans: Sequence[Plan], problem: Problem, run: Run, layout: LayoutTime, most_s: float = math.inf
 ) -> None:
-    """Report the steps of the most promising steady plans that take at most so long to lay out.
+    """Report the steps of the most promising steady plans, of those laid out within `most_s`.
 
     As far as there is time for that. Where nothing is known there is for one: that which takes
     least. A step that takes long is only laid out if it is likely to be the best.

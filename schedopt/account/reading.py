@@ -111,6 +111,7 @@ class Reader:
 def gradient_runs(schedule: Schedule, stage: int) -> Iterator[tuple[int, Interval]]:
     """Yield what makes the gradient of a stage for each micro-batch, on each GPU that does."""
     last: Kind = "W" if schedule.has("W", stage) else "B"
+    # W alone may run on another replica than that of its micro-batch.
     replicas = {0}
     if last == "W":
         replicas = {

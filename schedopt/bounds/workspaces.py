@@ -4,7 +4,7 @@ An operation takes its workspace on top of all that its GPU holds while it runs.
 between two operations it held during the first of them, too: what its layers keep comes when an
 operation starts, and goes when one ends. So at every moment a GPU has the least workspace of its
 layers free, also while it idles. Which layers these are is not known: the least of all layers is
-reserved, and each workspace is less by that. All that fitted fits.
+reserved, and each workspace is reduced by it. All that fitted fits.
 
 An operation that takes no time takes no workspace, and what it brings may be gone before the next
 one: with such a layer nothing is reserved. Buffers for what is received are counted by no bound.

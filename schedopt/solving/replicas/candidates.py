@@ -34,7 +34,7 @@ MOST_STEPS: Final = 12
 A plan is looked at until then.
 """
 OVERTIME_S: Final = 0.2
-"""What others choose is looked at for so long, s, when time is up for all searches."""
+"""Seconds beyond the limit of all searches in which what others choose is still looked at."""
 KEPT: Final = 8
 """Candidates that are kept and changed, the best first."""
 
