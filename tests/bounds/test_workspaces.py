@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -20,20 +21,28 @@ PEAK = Scope(allocation="general", memory="peak", max_k=1)
 
 
 def with_bytes(chain: Chain, data: st.DataObject) -> Chain:
-    """Return a chain with weights and workspaces of which something may be reserved."""
+    """Return a chain with weights and workspaces of which something may be reserved.
+
+    Some layers take no time. Plans stay valid if operations end earlier.
+    """
     weights, workspaces = st.integers(0, 5), st.integers(0, 2) | st.integers(2, 5)
-    sizes = [(data.draw(weights), data.draw(workspaces)) for _ in chain.layers]
-    layers = [
-        replace(
-            one,
-            weight_bytes=weight,
-            workspace_bytes=workspace,
-            parameter_bytes=None,
-            gradient_bytes=None,
-            optimizer_bytes=None,
+    layers = []
+    for one in chain.layers:
+        some = data.draw(st.integers(0, 3)) and 1
+        layers.append(
+            replace(
+                one,
+                forward_ns=some * one.forward_ns,
+                backward_ns=some * one.backward_ns,
+                backward_input_ns=some * (one.backward_input_ns or 0),
+                backward_weight_ns=some * (one.backward_weight_ns or 0),
+                weight_bytes=data.draw(weights),
+                workspace_bytes=data.draw(workspaces),
+                parameter_bytes=None,
+                gradient_bytes=None,
+                optimizer_bytes=None,
+            )
         )
-        for one, (weight, workspace) in zip(chain.layers, sizes, strict=True)
-    ]
     return replace(chain, layers=tuple(layers))
 
 
@@ -48,7 +57,8 @@ def test_what_just_fits_fits_in_what_is_left(plan: Plan, data: st.DataObject) ->
     most = max(need.peak_bytes for need in needs)
     gpus = [Gpu(memory_bytes=need.peak_bytes or most) for need in needs]
     split = any(operation.kind == "I" for operation in plan.pattern.operations)
-    scope = replace(plan.scope, memory="peak", split_backward=split)
+    again = any(stage.recompute for stage in plan.stages)
+    scope = replace(plan.scope, memory="peak", split_backward=split, recompute=again)
     problem = Problem(chain=plan.chain, platform=plan.platform.with_gpus(gpus), scope=scope)
     reserved = reserve_workspace(problem)
     left = memory(replace(plan, chain=reserved.chain))
@@ -72,6 +82,31 @@ def test_what_every_layer_takes_is_reserved() -> None:
     assert found == [(6, 1), (5, 0)]
 
 
+def test_layers_without_time_take_less_of_all() -> None:
+    # Alone on a GPU the first one leaves nothing free.
+    sizes: dict[str, Any] = {
+        "saved_bytes": 7,
+        "saved_input_bytes": 4,
+        "backward_input_ns": 0,
+        "backward_weight_ns": 0,
+        "saved_weight_bytes": 3,
+    }
+    first = replace(of(20, 9, ahead=0, back=0), **sizes)
+    reserved = reserve_workspace(problem_of(first, of(5, 2), gpus=2))
+    assert reserved.platform.gpus[0].usable_bytes == 20 - 2
+    one, other = reserved.chain.layers
+    assert (one.weight_bytes, one.saved, one.saved_input_bytes) == (18, 5, 2)
+    assert (one.saved_weight_bytes, one.workspace_bytes) == (1, 7)
+    assert (other.weight_bytes, other.saved, other.workspace_bytes) == (5, 1, 0)
+
+
+def test_with_recompute_layers_without_time_are_kept_whole() -> None:
+    problem = problem_of(of(0, 9, ahead=0, back=0), of(5, 2))
+    assert reserve_workspace(problem) is not problem
+    again = replace(problem, scope=replace(PEAK, recompute=True))
+    assert reserve_workspace(again) is again
+
+
 @pytest.mark.parametrize(
     ("layers", "room", "reserved"),
     [
@@ -79,6 +114,7 @@ def test_what_every_layer_takes_is_reserved() -> None:
         # A GPU may have no layers.
         ((of(5, 9), of(5, 9)), 8, 8),
         # Layers that take no time.
+        ((of(0, 9, ahead=0, back=0), of(5, 9)), 20, 9),
         ((of(0, 9, ahead=0), of(5, 9)), 20, 0),
         ((of(0, 9, back=0), of(5, 9)), 20, 0),
     ],
