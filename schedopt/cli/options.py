@@ -256,6 +256,24 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         raise InputError(error.rule, field=field, way_out=error.way_out) from None
 
 
+@contextmanager
+def naming_files(chain: Path, fix: Path | None = None, start: Path | None = None) -> Iterator[None]:
+    """Name the file, or the option, of an error about what is asked."""
+    try:
+        yield
+    except InputError as error:
+        kind = error.field.partition("[")[0]
+        if kind == "solver" or kind.startswith("scope."):
+            from schedopt.cli.flags import OPTIONS
+
+            option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
+            raise InputError(error.rule, field=option, way_out=error.way_out) from None
+        file = {"layers": chain, "variants": chain, "stages": fix, "initial": start}.get(kind)
+        if error.source or file is None:
+            raise
+        raise error.in_file(str(file)) from None
+
+
 def alone(profile: Profile, path: Path) -> Chain:
     """Return the chain on one GPU of a profile from a file, which has one size of micro-batches."""
     check_size(profile, path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,6 +19,7 @@ from schedopt.cli.options import (
     TrainingStateName,
     alone,
     load_profile,
+    naming_files,
     naming_options,
     refuse_together,
 )
@@ -192,7 +191,7 @@ def solve_chain(
         )
     with (
         naming_options({**machine.names, "tensor": "tensor-parallel"}),
-        _naming_files(source, fix, start),
+        naming_files(source, fix, start),
     ):
         stages = fixed.stages if fixed is not None else ()
         network = platform.network
@@ -332,24 +331,6 @@ def _longest(period: str) -> int:
             f"{period!r} is less than 1 ns", field="--period", way_out="Give a longer time"
         )
     return longest
-
-
-@contextmanager
-def _naming_files(chain: Path | None, fix: Path | None, start: Path | None) -> Iterator[None]:
-    """Name the file, or the option, of an error about what is asked."""
-    try:
-        yield
-    except InputError as error:
-        kind = error.field.partition("[")[0]
-        if kind == "solver" or kind.startswith("scope."):
-            from schedopt.cli.flags import OPTIONS
-
-            option = OPTIONS.get(f"Scope.{kind.removeprefix('scope.')}", "--solver")
-            raise InputError(error.rule, field=option, way_out=error.way_out) from None
-        file = {"layers": chain, "variants": chain, "stages": fix, "initial": start}.get(kind)
-        if error.source or file is None:
-            raise
-        raise error.in_file(str(file)) from None
 
 
 def _print(result: Result, output: Path | None, as_json: bool) -> None:

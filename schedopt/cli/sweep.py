@@ -23,6 +23,7 @@ from schedopt.cli.options import (
     check_time_limit,
     load_profile,
     make_pool,
+    naming_files,
     naming_options,
     parse_counts,
     refuse_together,
@@ -110,7 +111,7 @@ def sweep_chain(
             field="--latency",
             way_out="Give the bandwidth too; without one transfers are free",
         )
-    with naming_options(OF_PLATFORM):
+    with naming_options(OF_PLATFORM), naming_files(chain):
         if solver is not None:
             load_solver(solver)
         usual = 1 if solver is None else default_scope(solver, fixed=False).replicas
