@@ -7,8 +7,10 @@ before must fit with n, and all that comes behind with as many as its way takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import cache
+from itertools import accumulate
 from operator import sub
 from typing import Final
 
@@ -16,6 +18,7 @@ from schedopt.account.timeline import layer_ns
 from schedopt.bounds.load import least_backward, way_back
 from schedopt.bounds.recomputation import input_bytes, keeps_something
 from schedopt.chain import Layer
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.plan import Kind
 from schedopt.platform import Gpu, Platform
 from schedopt.problem import Problem
@@ -39,6 +42,8 @@ class AllocationDomains:
         Micro-batches of a period, and T.
     anywhere : bool
         Whether any layer may lie on any GPU.
+    stopped : callable, optional
+        Says when to give up, by `interrupts.Stopped`.
 
     Attributes
     ----------
@@ -61,10 +66,17 @@ class AllocationDomains:
     """
 
     def __init__(
-        self, problem: Problem, slot_count: int, k: int, period_ns: int, *, anywhere: bool = False
+        self,
+        problem: Problem,
+        slot_count: int,
+        k: int,
+        period_ns: int,
+        *,
+        anywhere: bool = False,
+        stopped: Callable[[], bool] = never_stop,
     ) -> None:
         self.problem, self.slot_count, self.k, self.period_ns = problem, slot_count, k, period_ns
-        self.anywhere = anywhere
+        self.anywhere, self.stopped = anywhere, stopped
         self.by_layer = anywhere or problem.scope.grain == "layer"
         self.at_one_instant = self.by_layer and shows_peak(problem)
         self.layers, self.count = problem.chain.layers, len(problem.chain.layers)
@@ -142,6 +154,7 @@ class AllocationDomains:
         return [of_kind[gpu] for gpu in self.gpus]
 
     def _end(self, gpu: Gpu, first: int, counts: Sequence[int]) -> int:
+        raise_if_stopped(self.stopped)
         split = self.problem.scope.split_backward
         work = weights = held = workspace = through = peak = 0
         for number in range(first, self.count):
@@ -218,19 +231,20 @@ class AllocationDomains:
         return suffixes
 
     def _stages(self, counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield slot, first layer and end of the stages that fit, as does all before them."""
+        """Yield slot, first layer and furthest end of the stages that fit, with all before them."""
         ends = self._ends(counts)
         before = [True] + [False] * self.count
         for slot in range(self.slot_count):
             here = [False] * (self.count + 1) if self.problem.platform.uniform else list(before)
-            for first in range(self.count):
-                if not before[first]:
-                    continue
-                for end in range(first + 1, ends[slot][first] + 1):
-                    if self.may_cut[end]:
-                        here[end] = True
-                        if self._behind[slot + 1][end]:
-                            yield slot, first, end
+            good = map(min, self.may_cut, self._behind[slot + 1])
+            furthest = [*accumulate((end * fits for end, fits in enumerate(good)), max)]
+            reach = 0
+            for first in range(self.count + 1):
+                here[first] |= self.may_cut[first] and 0 < first <= reach
+                if before[first] and first < self.count:
+                    reach = max(reach, ends[slot][first])
+                    if (end := furthest[ends[slot][first]]) > first:
+                        yield slot, first, end
             before = here
 
     def _slots_in_order(self) -> list[list[int]]:
@@ -294,13 +308,24 @@ class AllocationDomains:
         return 4 * max(self.slot_count, self.count if self.by_layer else 1) * (self.k + 1)
 
     def _most_of_slots(self) -> list[int]:
-        most = [1] * self.slot_count
-        for n in range(1, self._useful()):
-            holding = {slot for slot, *_ in self._stages([max(n, least) for least in self.least])}
-            if not holding:
-                break
-            for slot in range(max(holding) + 1):
-                most[slot] = n
+        """Return the most with which a slot, or one behind it, holds a stage; bisected."""
+
+        @cache
+        def last_slot(n: int) -> int:
+            stages = self._stages([max(n, least) for least in self.least])
+            return max((slot for slot, *_ in stages), default=-1)
+
+        most: list[int] = []
+        for slot in range(self.slot_count):
+            low, high = 1, most[-1] if most else self._useful() - 1
+            while low < high:
+                # Memory is often loose.
+                middle = (low + high + 1) // 2 if last_slot(high) < slot else high
+                if last_slot(middle) >= slot:
+                    low = middle
+                else:
+                    high = middle - 1
+            most.append(low)
         return most
 
     def _most_of_layers(self) -> list[int]:

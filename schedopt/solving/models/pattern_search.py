@@ -14,6 +14,7 @@ from typing import Final
 
 from schedopt.bounds.cuts import longest_period
 from schedopt.errors import InputError
+from schedopt.interrupts import Stopped
 from schedopt.plan import Pattern, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
@@ -173,9 +174,13 @@ class AllocationSearch:
         return bisect_period(low, high, query, run, known=best is not None, far=far)
 
     def _query(self, k: int, period: int, run: Run) -> PatternSolution | None:
-        domains = AllocationDomains(
-            self.problem, self.slots.count, k, period, anywhere=self.slots.anywhere
-        )
+        anywhere = self.slots.anywhere
+        try:
+            domains = AllocationDomains(
+                self.problem, self.slots.count, k, period, anywhere=anywhere, stopped=run.stopped
+            )
+        except Stopped:
+            return None
         if not all(domains.slots_of):
             return PatternSolution(k, period, ())
         known = self.scan.known(k)
