@@ -55,9 +55,9 @@ EARLY: Final = 0.2
 """CP-SAT is asked where no column is found with this part of what its share is above 1."""
 CENTRE: Final = 0.5
 """The part of the weights before in those that are asked for first: they change less so."""
-CELLS: Final = 2e8
+CELLS: Final = 5e8
 """Limits times layers times columns that are filled with a unit of work, of `solve_model`."""
-CALLS: Final = 4000
+CALLS: Final = 5000
 """What a layer takes on top each time, in cells."""
 WARM: Final = "solve_dual_problem: NEVER_DO use_dual_simplex: true"
 """GLOP goes on from the last answer, with more rows."""
@@ -146,6 +146,8 @@ class PackingColumns:
         self._known: set[bytes] = set()
         self._work = 0.0
         self._means = limits.sizes.mean(axis=0) / UNITS
+        # What does not fit is as good as one more than fits.
+        self._by_layer = np.ascontiguousarray(limits.sizes.clip(max=UNITS + 1).T, dtype=np.int32)
         self._programme: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._programme.SetSolverSpecificParametersAsString(WARM)
         self._weights = [self._programme.NumVar(0, gpus + 1, "") for _ in self._means]
@@ -238,18 +240,19 @@ class PackingColumns:
 
     def _fill(self, taken: Flags, weights: Floats, cost: Floats) -> Flags:
         """Add layers as long as they fit, those first that weigh most for their cost, or nearly."""
-        sizes, apart = self.limits.sizes, self.limits.apart
-        self._work += (taken.size * len(sizes) + CALLS * taken.shape[1]) / CELLS
+        sizes, apart = self._by_layer, self.limits.apart
+        self._work += (taken.size * sizes.shape[1] + CALLS * taken.shape[1]) / CELLS
         taken, rows = taken.copy(), np.arange(len(taken))
         nearly = self._random.uniform(0.75, 1.3, size=taken.shape)
         order = np.argsort(-nearly * (weights + 1e-9) / (cost + 1e-3), axis=1, kind="stable")
-        left = UNITS - taken @ sizes.T
+        left = UNITS - taken @ sizes
         barred = taken | (taken @ apart)
         for layers in order.T:
-            fits = (sizes.T[layers] <= left).all(axis=1) & ~barred[rows, layers]
-            left -= sizes.T[layers] * fits[:, None]
-            taken[rows, layers] |= fits
-            barred |= apart[layers] & fits[:, None]
+            rest = left - sizes[layers]
+            fits = np.flatnonzero((rest.min(axis=1) >= 0) & ~barred[rows, layers])
+            added = layers[fits]
+            left[fits], taken[fits, added] = rest[fits], True
+            barred[fits] |= apart[added]
         return taken
 
     def _add(self, column: Flags) -> bool:
