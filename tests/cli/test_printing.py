@@ -88,6 +88,26 @@ def test_no_line_is_too_long_and_no_figure_is_cut(
     assert {word for row in rows for word in (*row[:-1], *NAME.split())} <= words
 
 
+@given(
+    width=st.integers(34, 80),
+    cells=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=6),
+)
+def test_every_row_begins_on_a_line_with_all_its_cells(
+    width: int, cells: list[tuple[int, int, bool]]
+) -> None:
+    rows = [
+        (f"k{i}", "1" * first, "2" * second, NAME * 2 if is_long else "")
+        for i, (first, second, is_long) in enumerate(cells)
+    ]
+    (table,) = printed(width, ("Key", "First", "Second", "Names"), tuple(rows), keys=3)
+    begun = [line.split() for line in table if line.strip().startswith("k")]
+    figures = [[cell for cell in row[:3] if cell] for row in rows]
+    assert [line[: len(own)] for line, own in zip(begun, figures, strict=True)] == figures
+    # A name goes on below.
+    names = [len(line) > len(own) for line, own in zip(begun, figures, strict=True)]
+    assert names == [bool(row[3]) for row in rows]
+
+
 @pytest.mark.parametrize("width", [60, pytest.param(80, marks=pytest.mark.nightly)])
 def test_solve_and_check_can_be_read_in_a_narrow_terminal(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
