@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from schedopt.errors import InputError
@@ -32,9 +33,14 @@ NAMES: Final = frozenset(
     ]
 )
 """Columns that say what a line is of: where they are text, none is empty."""
+FIGURES: Final = (int, float)
 STEP: Final = "step_ns"
 """What is predicted above all: where it was measured, it is not 0."""
-KINDS: Final = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
+KINDS: Final[Mapping[type, str]] = {
+    **{int: "a number", float: "a number", bool: "true or false", str: "text"},
+    **{list: "a list", dict: "an object", type(None): ""},
+}
+"""What a value is, in words; empty for null."""
 
 
 def check_column(column: str, values: Sequence[Any]) -> None:
@@ -52,26 +58,35 @@ def check_column(column: str, values: Sequence[Any]) -> None:
         Naming line and column: a value that is not in the unit of its column, another kind of value
         than most lines have, a list or an object that does not hold what it must, or no name.
     """
+    _check_each(column, values, _check_of(column))
+    kinds = [KINDS[type(value)] for value in values]
+    usual = Counter(filter(None, kinds)).most_common(1)
+    if usual and usual[0][1] < len(kinds) - kinds.count(""):
+        _check_each(column, values, partial(_check_kind, usual[0][0]))
+    if column in NAMES:
+        _check_each(column, values, _check_name)
+    if column in INSIDE:
+        _check_each(column, values, INSIDE[column])
+
+
+def _check_each(column: str, values: Sequence[Any], check: Callable[[Any], None]) -> None:
+    """Call what refuses a value on each; a refusal names line and column."""
     for number, value in enumerate(values):
-        field = f"rows[{number}].{column}"
-        if isinstance(value, Fault):
-            raise InputError(value.rule, field=field, way_out=value.way_out)
-        if column == SIZE or column.endswith(MEASURES):
-            _check_measure(value, field)
-        elif value is None or isinstance(value, list):
-            pass
-        elif column in COUNTS:
-            check_whole(value, field, 1)
-        elif column in PLACES:
-            check_whole(value, field, 0)
-        if column == STEP and value == 0:
-            raise InputError(
-                "no step takes no time", field=field, way_out="Give what it took, or null"
-            )
-    _check_alike(column, values)
-    for number, value in enumerate(values):
-        if column in INSIDE and value is not None:
-            INSIDE[column](value, f"rows[{number}].{column}")
+        try:
+            check(value)
+        except InputError as error:
+            raise error.within(f"rows[{number}].{column}") from None
+
+
+def _check_of(column: str) -> Callable[[Any], None]:
+    """Return what refuses a value that is not in the unit of its column."""
+    if column == STEP:
+        return _check_step
+    if column == SIZE or column.endswith(MEASURES):
+        return _check_measure
+    if column in COUNTS or column in PLACES:
+        return partial(_check_count, 1 if column in COUNTS else 0)
+    return _check_fault
 
 
 def check_whole(value: Any, field: str, low: int) -> None:
@@ -84,53 +99,61 @@ def check_whole(value: Any, field: str, low: int) -> None:
         )
 
 
-def _check_measure(value: Any, field: str) -> None:
+def _check_fault(value: Any) -> None:
+    """Refuse what parsing found to be wrong."""
+    if isinstance(value, Fault):
+        raise InputError(value.rule, way_out=value.way_out)
+
+
+def _check_count(low: int, value: Any) -> None:
+    """Refuse what is no whole number from `low` on; a list may hold anything."""
+    _check_fault(value)
+    if value is not None and not isinstance(value, list):
+        check_whole(value, "", low)
+
+
+def _check_step(value: Any) -> None:
+    _check_measure(value)
+    if value == 0:
+        raise InputError("no step takes no time", way_out="Give what it took, or null")
+
+
+def _check_measure(value: Any) -> None:
     """Refuse what is no figure, nor several."""
+    if value is None or (type(value) in FIGURES and 0 <= value <= LARGEST):
+        return
+    _check_fault(value)
     listed = list(value.values()) if isinstance(value, dict) else value
     for one in listed if isinstance(listed, list) else [listed]:
-        if one is not None and not (_is_number(one) and 0 <= one <= LARGEST):
+        if one is not None and not (type(one) in FIGURES and 0 <= one <= LARGEST):
             raise InputError(
                 f"{show(one)} is no time, no size and no rate",
-                field=field,
                 way_out=f"Give a number from 0 to {LARGEST}, or null",
             )
 
 
-def _check_alike(column: str, values: Sequence[Any]) -> None:
-    """Refuse a value of another kind than most of its column have, and a name that is none."""
-    kinds = [_kind(value) for value in values]
-    usual = Counter(kind for kind in kinds if kind).most_common(1)
-    for number, (value, kind) in enumerate(zip(values, kinds, strict=True)):
-        field = f"rows[{number}].{column}"
-        if kind and kind != usual[0][0]:
-            raise InputError(
-                f"is {kind}, and most lines have {usual[0][0]}",
-                field=field,
-                way_out="Give what they have, or null",
-            )
-        if column in NAMES and (not kind or value == ""):
-            raise InputError("is empty", field=field, way_out="Say what this line is of")
+def _check_kind(usual: str, value: Any) -> None:
+    """Refuse a value of another kind than most of its column have."""
+    kind = KINDS[type(value)]
+    if kind and kind != usual:
+        raise InputError(
+            f"is {kind}, and most lines have {usual}", way_out="Give what they have, or null"
+        )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _check_name(value: Any) -> None:
+    if value is None or value == "":
+        raise InputError("is empty", way_out="Say what this line is of")
 
 
-def _kind(value: Any) -> str:
-    """Return in words what a value is, empty for null."""
-    if _is_number(value):
-        return "a number"
-    return "" if value is None else KINDS[type(value)]
-
-
-def _places(value: Sequence[Any], field: str) -> Iterator[tuple[Any, str]]:
+def _places(value: Sequence[Any], field: str = "") -> Iterator[tuple[Any, str]]:
     for number, one in enumerate(value):
         yield one, f"{field}[{number}]"
 
 
-def _check_layers(value: Sequence[Any], field: str) -> None:
+def _check_layers(value: Sequence[Any]) -> None:
     """Refuse what is neither how many layers stages have, nor the layers of each."""
-    for one, place in _places(value, field):
+    for one, place in _places(value or ()):
         if isinstance(one, list):
             for layer, inner in _places(_full(one, place), place):
                 check_whole(layer, inner, 0)
@@ -138,9 +161,9 @@ def _check_layers(value: Sequence[Any], field: str) -> None:
             check_whole(one, place, 0)
 
 
-def _check_groups(value: Sequence[Any], field: str) -> None:
+def _check_groups(value: Sequence[Any]) -> None:
     """Refuse what is no GPU and tensor degree of each stage, nor of each replica of it."""
-    for one, place in _places(value, field):
+    for one, place in _places(value or ()):
         several = isinstance(one, list) and bool(one) and isinstance(one[0], list)
         for pair, inner in _places(one, place) if several else [(one, place)]:
             if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -152,19 +175,17 @@ def _check_groups(value: Sequence[Any], field: str) -> None:
             check_whole(pair[1], f"{inner}[1]", 1)
 
 
-def _check_words(value: Sequence[Any], field: str) -> None:
-    for one, place in _places(value, field):
+def _check_words(value: Sequence[Any]) -> None:
+    for one, place in _places(value or ()):
         if not isinstance(one, str):
             raise InputError(f"{show(one)} is no text", field=place, way_out="Say it in words")
 
 
-def _check_ranks(value: Mapping[str, Any], field: str) -> None:
+def _check_ranks(value: Mapping[str, Any]) -> None:
     """Refuse what is not of ranks, each by its number."""
-    for name in value:
+    for name in value or ():
         if not (name.isascii() and name.isdigit()):
-            raise InputError(
-                f"{show(name)} is no rank", field=field, way_out="Number the ranks from 0 on"
-            )
+            raise InputError(f"{show(name)} is no rank", way_out="Number the ranks from 0 on")
 
 
 def _full(value: Sequence[Any], field: str) -> Sequence[Any]:
@@ -173,7 +194,7 @@ def _full(value: Sequence[Any], field: str) -> Sequence[Any]:
     return value
 
 
-INSIDE: Final[Mapping[str, Callable[[Any, str], None]]] = {
+INSIDE: Final[Mapping[str, Callable[[Any], None]]] = {
     "layers_per_stage": _check_layers,
     "gpu_tp": _check_groups,
     "flags": _check_words,
