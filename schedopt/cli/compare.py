@@ -99,7 +99,7 @@ def compare_systems(
     schedopt compare --chain profile.json --samples 2 --platform dgx-a100:2
     """
     from schedopt.comparing.builder import compare
-    from schedopt.comparing.comparison import save_plans
+    from schedopt.comparing.comparison import COMPARISON_FORMAT, save_plans
     from schedopt.comparing.picture import save_comparison_picture
     from schedopt.formats import make_folder
 
@@ -111,7 +111,7 @@ def compare_systems(
         kinds_of_one_size(profile)
     others = {_name(path): load_measurable(path) for path in compare_with or ()}
     names = None if systems is None else [name.strip() for name in systems.split(",")]
-    check_outputs({"--plot": plot, "--output": output}, picture=plot)
+    check_outputs({"--plot": plot, "--output": output}, COMPARISON_FORMAT, picture=plot)
     if plans is not None:
         make_folder(plans)
     with naming_options({**machine.names, "bucket_bytes": "bucket", "plans": "compare-with"}):

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedopt.chain import Chain
+from schedopt.chain import CHAIN_FORMAT, Chain
 from schedopt.cli.import_launch import LaunchOptions, import_launch_file
 from schedopt.cli.options import AsJson, ChainOutput, naming_options
 from schedopt.cli.platform_options import PlatformOptions
 from schedopt.errors import InputError
+from schedopt.plan import PLAN_FORMAT
 from schedopt.platform import Platform
-from schedopt.profile import Profile
+from schedopt.profile import PROFILE_FORMAT, Profile
 from schedopt.units import counted, format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def import_profile(
     from schedopt.formats import check_writable
     from schedopt.importing.launches import LAUNCH_SOURCES
 
-    check_writable(output)
+    makes_plan = source in LAUNCH_SOURCES or plan is not None
+    check_writable(output, *([PLAN_FORMAT] if makes_plan else [CHAIN_FORMAT, PROFILE_FORMAT]))
     _check_options(source, all_degrees, model or gpu, layers, plan, machine)
     launch.check(source)
     if source in LAUNCH_SOURCES:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from schedopt import families
+from schedopt.chain import CHAIN_FORMAT
 from schedopt.cli.commands import Commands
 from schedopt.cli.options import AsJson, ChainOutput, naming_options
 from schedopt.families import Fact, Instance
@@ -222,7 +223,7 @@ def _write(
     from schedopt.cli.printing import print_json
     from schedopt.formats import check_writable
 
-    check_writable(output)
+    check_writable(output, CHAIN_FORMAT)
     with naming_options(OPTIONS):
         instance = make()
     instance.chain.save(output)

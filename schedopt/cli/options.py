@@ -338,8 +338,13 @@ def check_time_limit(seconds: float) -> None:
         )
 
 
-def check_outputs(named: Mapping[str, Path | None], *, picture: Path | None = None) -> None:
-    """Refuse files that cannot be written or that two options name, and unknown pictures."""
+def check_outputs(
+    named: Mapping[str, Path | None], *formats: str, picture: Path | None = None
+) -> None:
+    """Refuse files that cannot be written or that two options name, and unknown pictures.
+
+    An older file there that is one of ours has one of the formats.
+    """
     from schedopt.drawing import picture_suffix
     from schedopt.formats import check_writable
 
@@ -349,7 +354,7 @@ def check_outputs(named: Mapping[str, Path | None], *, picture: Path | None = No
     for option, path in named.items():
         if path is None:
             continue
-        check_writable(path)
+        check_writable(path, *formats)
         if path in taken:
             raise InputError(
                 f"{path} is named twice",

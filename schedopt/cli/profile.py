@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from schedopt.chain import Chain
+from schedopt.chain import CHAIN_FORMAT, Chain
 from schedopt.cli.options import (
     ChainOutput,
     ModelOptions,
@@ -22,7 +22,8 @@ from schedopt.cli.options import (
 from schedopt.cli.profile_shape import write_shape
 from schedopt.cli.progress import progress_bar
 from schedopt.errors import InputError
-from schedopt.profile import Profile
+from schedopt.platform import PLATFORM_FORMAT
+from schedopt.profile import PROFILE_FORMAT, Profile
 from schedopt.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def profile_model(
     from schedopt.formats import check_writable
     from schedopt.profiling import Estimator, Profiler
 
-    check_writable(output)
+    check_writable(output, *([PLATFORM_FORMAT] if links else [CHAIN_FORMAT, PROFILE_FORMAT]))
     for mode, is_asked in (("--links", links), ("--shape", shape is not None), ("--fake", fake)):
         if is_asked:
             _refuse_idle(context, mode)

@@ -100,8 +100,10 @@ def run_plan(
     """
     from schedopt.cli.plans import load_valid, micro_batches
     from schedopt.cli.printing import print_json
+    from schedopt.running.report import RUN_FORMAT
 
-    check_outputs({"--trace": trace, "--plot": plot, "--output": output}, picture=plot)
+    outputs = {"--trace": trace, "--plot": plot, "--output": output}
+    check_outputs(outputs, RUN_FORMAT, picture=plot)
     _, loaded = load_valid(plan)
     count = micro_batches(loaded, microbatches)
     if actions:

@@ -29,7 +29,7 @@ from schedopt.cli.progress import search_line
 from schedopt.cli.signals import usual_signals
 from schedopt.engine import Engine
 from schedopt.errors import InputError
-from schedopt.plan import Plan
+from schedopt.plan import PLAN_FORMAT, Plan
 from schedopt.problem import Problem, Scope
 from schedopt.profile import Profile, Variant
 from schedopt.scope import USUAL_MAX_K
@@ -164,7 +164,7 @@ def solve_chain(
         refuse_together("--start", "--fix", "which begins with its own plan")
     _refuse_beside_batch(training, fix, max_k, microbatches)
     if output is not None:
-        check_writable(output)
+        check_writable(output, PLAN_FORMAT)
     fixed = Result.load(fix).plan if fix is not None else None
     initial = None if start is None else load_valid(start)[1]
     platform = machine.read(fixed.platform if fixed else None)

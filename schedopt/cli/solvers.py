@@ -70,7 +70,7 @@ def bench_solvers(
     schedopt bench solvers --dask tcp://host:8786
     """
     from schedopt.bench import cases
-    from schedopt.bench.best_known_file import BestKnownFile
+    from schedopt.bench.best_known_file import BKS_FORMAT, BestKnownFile
     from schedopt.bench.records import RecordFile
     from schedopt.bench.solvers import (
         NAMES,
@@ -93,7 +93,7 @@ def bench_solvers(
     effort = make_effort(1, time_limit, 3.0 if quick else 20.0, seed)
     check_outputs(output, endings=(".jsonl",))
     best_known = output.with_name("bks.json")
-    check_writable(best_known)
+    check_writable(best_known, BKS_FORMAT)
     own_chains = None if chains is None else cases.load_chains(chains)
     file = RecordFile(output, load_runs(output, here=dask is None) if resume else ())
     known = BestKnownFile(best_known)

@@ -97,6 +97,7 @@ def sweep_chain(
     from schedopt.solving.registry import default_scope
     from schedopt.sweeping import Options, run_sweep
     from schedopt.sweeping.files import resume_sweep
+    from schedopt.sweeping.points import SWEEP_FORMAT
 
     check_time_limit(time_limit)
     if training.batch is not None and max_k is not None:
@@ -133,7 +134,7 @@ def sweep_chain(
             options = replace(options, scope=options.ask(profile, machine).scope)
     check_outputs({"--plot": plot}, picture=plot)
     known = resume_sweep(output, profile, options)
-    check_writable(output)
+    check_writable(output, SWEEP_FORMAT)
     if plans is not None:
         make_folder(plans)
     with naming_options(), progress_bar() as show:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from schedopt.errors import InputError
+from schedopt.formats.reading import KINDS
 from schedopt.formats.values import check_values
 from schedopt.validation import as_path
 
 WIDTH: Final = 110
 """What fits into this many characters stands on one line: a layer, an operation."""
+BEGIN: Final = 256
+"""Bytes of a file in which its format stands."""
+_FORMAT: Final = re.compile(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"([^"]*)"')
 
 
 def to_text(document: dict[str, Any] | list[Any]) -> str:
@@ -88,8 +94,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         raise _unwritable(path, error) from None
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, *formats: str) -> None:
     """Refuse a path that cannot be written, before the work whose result it is to hold.
+
+    Nor may it hold a file of ours of another format than `formats`, such as the chain that a plan
+    is made for.
 
     Raises
     ------
@@ -106,6 +115,25 @@ def check_writable(path: str | Path) -> None:
             os.unlink(temporary)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
+    _keep(Path(path), formats)
+
+
+def _keep(path: Path, formats: Sequence[str]) -> None:
+    """Refuse to replace a file of ours that has none of some formats."""
+    begin = b""
+    with contextlib.suppress(OSError):
+        # A pipe would wait for somebody who writes.
+        if path.is_file():
+            with path.open("rb") as file:
+                begin = file.read(BEGIN)
+    named = _FORMAT.match(begin)
+    found = named[1].decode(errors="replace") if named else ""
+    if found in KINDS and found not in formats:
+        raise InputError(
+            f"holds {KINDS[found]}, which would be lost",
+            way_out="Name another file, or remove this one",
+            source=str(path),
+        )
 
 
 def make_folder(path: str | Path) -> None:

@@ -55,6 +55,7 @@ SOLVE = """
     --chain resnet50.json --gpus 2 --mem 8G --batch 8 --hybrid => --hybrid: copies of shards are
     --chain resnet50.json --gpus 2 --mem 8G --batch 8 --hybrid => Name its layers as a profile does
     --fix plan.json --for megatron              => --for: given together with --fix
+    --chain gpt2.json --gpus 4 --mem 2G -o gpt2.json => gpt2.json: holds a chain, which would be
 """
 SOLVE_GPT2 = """
     --bandwidth 100Gbit/s       => --bandwidth
@@ -123,6 +124,8 @@ COMPARE = """
     --gpus 2 --mem 1 --compare-with plan.json => --compare-with: 'plan' is a plan for another chain
     --gpus 2 --mem 1 --plans chain.json     => chain.json: cannot be made
     --gpus 2 --mem 1 -o no/c.json           => no/c.json: cannot be written
+    --gpus 2 --mem 1 -o chain.json          => chain.json: holds a chain, which would be lost. Name
+    --gpus 2 --mem 1 -o points.json         => points.json: holds a sweep
     --gpus 2 --mem 1 -o c.svg --plot c.svg => --plot and --output: c.svg is named twice. Name a file
 """
 SWEEP = """
@@ -210,12 +213,19 @@ PROFILE = """
     own_models:build --min-share 1              => --min-share: 1 is
     own_models:build --device gpu               => --device: 'gpu' is not the name of a device
     own_models:build -o nowhere/chain.json      => nowhere/chain.json: cannot be written
+    own_models:build -o plan.json               => plan.json: holds a plan, which would be lost
+    --links -o gpt2.json                        => gpt2.json: holds a chain, which would be
 """
 PLANS = """
     check gpt2.json                                 => this is a chain, not a plan
     show missing.json                               => missing.json
     show plan.json -o missing/x.svg                 => missing/x.svg: cannot be written
     show nodes.json -o star.svg                     => this is a platform, not a plan
+    report plan.json -o plan.json                   => plan.json: holds a plan, which would be lost
+    export plan.json --to perfetto -o plan.json => plan.json: holds a plan, which would be lost. Nam
+    run two.plan.json --synthetic -o two.plan.json => two.plan.json: holds a plan, which would be
+    import none --from piper -o plan.json           => plan.json: holds a plan, which would be lost
+    import none --from megatron-args -o gpt2.json => gpt2.json: holds a chain, which would be
     show empty.json => format: is missing. Give a file of the format schedopt.plan/1,
     show other.json => format: 'x/1' is not supported here. Give a file of the
     simulate plan.json --microbatches 0             => --microbatches: 0 is out of range
@@ -301,6 +311,7 @@ INSTANCE = """
     three-partition --theorem 1 --m 2 --total 9 --no        => --total: each of 100 draws
     three-partition --theorem 1 --m 2 --yes --seed -1       => --seed: -1 is out of range.
     lemma2 -o none/c.json                   => none/c.json: cannot be written
+    lemma2 -o plan.json                     => plan.json: holds a plan, which would be lost
     random --layers 3 --seed 1 -o .         => .: is a folder
     three-partition --theorem 1 --m 2 --yes -o .            => .: is a folder
 """

@@ -15,6 +15,7 @@ import pytest
 
 from schedopt import Chain, InputError, Platform, Recipe, Result, Rule, Scope, solve
 from schedopt.formats import chain_to_json, check_writable, result_to_json, write_whole
+from schedopt.formats.reading import KINDS
 from tests.examples import layer
 
 LAYER = layer(1, 2, 3, 4, parameter_bytes=1, gradient_bytes=1)
@@ -80,6 +81,26 @@ def test_a_path_that_cannot_be_written_is_named(
     assert caught.value.rule.startswith(rule)
     assert caught.value.way_out.startswith("Name a file in")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["circle", "file", "folder"]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("form", sorted(KINDS))
+def test_a_file_of_ours_is_not_replaced_by_one_of_another_kind(
+    tmp_path: Path, form: str, mark: str
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(f'{mark}{{\n  "format" : "{form}", "name": "old"}}')
+    check_writable(path, "x/1", form)
+    with pytest.raises(InputError, match=f"x.json: holds {KINDS[form]}, which would be lost"):
+        check_writable(path, "x/1")
+    assert path.read_text().endswith('"old"}')
+
+
+def test_a_file_that_is_none_of_ours_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for old in ("", "{}", '{"format": "x/1"}', "<html>", '{"name": "schedopt.chain/1"}'):
+        path.write_text(old)
+        check_writable(path)
 
 
 def test_the_longest_name_that_a_folder_allows_is_written(tmp_path: Path) -> None:
