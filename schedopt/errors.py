@@ -13,6 +13,7 @@ Infeasible is not an error: it is the status of a `schedopt.Result`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -75,11 +76,15 @@ def _rebuild_input_error(rule: str, field: str, way_out: str, source: str) -> In
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Name a file in each error about what it holds, but where it names another one."""
+    """Name a file in each error about what it holds, but where it names another one.
+
+    What is no path is shown by the error itself.
+    """
     try:
         yield
     except InputError as error:
-        raise (error if error.source else error.in_file(str(path))) from None
+        named = error.source or not isinstance(path, str | os.PathLike)
+        raise (error if named else error.in_file(str(path))) from None
 
 
 class InvalidPlanError(SchedoptError):

@@ -21,7 +21,7 @@ from schedopt.validation import (
     as_tuple,
     check_choice,
     check_whole,
-    show,
+    require_kind,
 )
 
 __all__ = [
@@ -310,12 +310,8 @@ class Plan(Problem):
 
 def require_plan(value: object) -> None:
     """Raise `InputError` for what is no plan, such as the result that has one."""
-    if not isinstance(value, Plan):
-        raise InputError(
-            f"{show(value)} is not a Plan",
-            field="plan",
-            way_out="Give a schedopt.Plan, such as the `plan` of a result that has one",
-        )
+    way_out = "Give a schedopt.Plan, such as the `plan` of a result that has one"
+    require_kind(value, Plan, "plan", way_out)
 
 
 def place_in_period(start_ns: int, micro_batch: int, k: int, period_ns: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from schedopt.profile import Variant, check_alike, check_together
 from schedopt.rule import Rule
 from schedopt.scope import Scope, allows_most
 from schedopt.stage import Stage
-from schedopt.validation import STRICT, as_tuple, as_whole, show
+from schedopt.validation import STRICT, as_tuple, as_whole, require_kind
 
 __all__ = [
     "LARGEST_HORIZON_NS",
@@ -66,12 +66,7 @@ class Problem:
             ("rule", Rule),
             ("scope", Scope),
         ):
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(
-                    f"{show(getattr(self, name))} is not a {kind.__name__}",
-                    field=name,
-                    way_out=f"Give a schedopt.{kind.__name__}",
-                )
+            require_kind(getattr(self, name), kind, name)
         as_tuple(self, "stages", Stage)
         as_tuple(self, "variants", Variant)
         self._check_variants()
@@ -323,6 +318,7 @@ def training_step(
         If no number of micro-batches makes the batch, or the scope is not one of steps.
     """
     as_whole(batch, "batch", low=1)
+    require_kind(chain, Chain, "chain")
     count, rest = divmod(batch, chain.samples)
     count *= chain.context
     if rest:

@@ -91,10 +91,20 @@ def check_whole(
     object.__setattr__(owner, name, as_whole(value, name, low=low, high=high))
 
 
+def require_kind(value: object, kind: type, field: str, way_out: str = "") -> None:
+    """Require a value of one class, such as one of ours."""
+    if not isinstance(value, kind):
+        raise InputError(
+            f"{show(value)} is not a {kind.__name__}",
+            field=field,
+            way_out=way_out or f"Give a schedopt.{kind.__name__}",
+        )
+
+
 def check_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
     """Require that a field holds one of a few words."""
     value = getattr(owner, name)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InputError(
             f"{show(value)} is not known", field=name, way_out=f"Choose {' or '.join(choices)}"
         )

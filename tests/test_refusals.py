@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schedopt import (
@@ -24,11 +25,15 @@ from schedopt import (
     Stage,
     Transfer,
     check,
+    compare,
     solve,
 )
 from schedopt.account import find_binding, load, memory, versions
-from schedopt.drawing import picture_suffix
+from schedopt.drawing import chart_plan, chart_simulation, picture_suffix, render_chart
+from schedopt.drawing.picture import draw_picture
+from schedopt.problem import training_step
 from schedopt.simulation import simulate
+from schedopt.sweeping import Options, ProcessPool, run_sweep
 from tests.refusals import assert_refused
 
 LAYER = Layer(forward_ns=1, backward_ns=2, weight_bytes=30, activation_bytes=4)
@@ -212,6 +217,55 @@ def test_what_is_no_plan_costs_nothing(use: Callable[[Any], object], subject: An
     assert_refused(lambda: use(subject), "plan", "is not a Plan", way_out="the `plan` of a result")
 
 
+@pytest.mark.parametrize("value", [None, "plan.json", PROBLEM, [1]])
+@pytest.mark.parametrize(
+    ("use", "field", "kind"),
+    [
+        (chart_plan, "result", "Result"),
+        (chart_simulation, "simulation", "Simulation"),
+        (partial(render_chart, width=80), "chart", "Chart"),
+        (draw_picture, "chart", "Chart"),
+        (lambda it: training_step(it, PROBLEM.platform, 4), "chain", "Chain"),
+        (lambda it: solve(it, PROBLEM.platform, batch=4), "chain", "Chain"),
+        (lambda it: run_sweep(it, PROBLEM.chain, [], ProcessPool(1)), "sweep", "Sweep"),
+        (lambda it: Options(scope=it), "scope", "Scope"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_name(
+    use: Callable[[Any], object], field: str, kind: str, value: Any
+) -> None:
+    assert_refused(lambda: use(value), field, f"is not a {kind}", way_out="Give ")
+
+
+@pytest.mark.parametrize("value", ["5", [5], float("nan"), 0, -1, True, {}])
+def test_what_is_no_time_limit_is_refused_everywhere(value: Any) -> None:
+    ask = (PROBLEM.chain, PROBLEM.platform)
+    uses: list[tuple[Callable[[], object], str]] = [
+        (lambda: solve(*ask, time_limit=value), "time_limit"),
+        (lambda: compare(*ask, systems=["gpipe"], time_limit=value), "time_limit"),
+        (lambda: Options(time_limit_s=value), "time_limit_s"),
+    ]
+    for use, field in uses:
+        assert_refused(use, field, "is not a time limit", way_out="Give seconds > 0")
+
+
+@pytest.mark.parametrize("plans", [3, "plan.json", [PROBLEM]])
+def test_plans_to_compare_with_are_a_mapping(plans: Any) -> None:
+    ask = partial(compare, PROBLEM.chain, PROBLEM.platform, systems=["gpipe"], plans=plans)
+    assert_refused(ask, "plans", "is not a mapping", way_out="Give a dict")
+
+
+def test_what_is_compared_with_is_a_plan() -> None:
+    plans: Any = {"now": PROBLEM}
+    ask = partial(compare, PROBLEM.chain, PROBLEM.platform, plans=plans)
+    assert_refused(ask, "plan", "is not a Plan")
+
+
+@pytest.mark.parametrize("words", [np.array(["sum", "peak"]), np.array(["sum"]), {}, None])
+def test_a_word_that_is_none_is_not_known(words: Any) -> None:
+    assert_refused(lambda: Scope(memory=words), "memory", "is not known")
+
+
 @pytest.mark.parametrize("stages", [3, "even"])
 def test_stages_that_are_none_are_refused(stages: Any) -> None:
     chain, platform = PROBLEM.chain, PROBLEM.platform
@@ -222,5 +276,5 @@ def test_stages_that_are_none_are_refused(stages: Any) -> None:
 def test_what_is_no_path_is_neither_read_nor_written(path: Any) -> None:
     chain = Chain(layers=(LAYER,))
     for use in (Chain.load, Platform.load, Result.load, chain.save, picture_suffix):
-        with pytest.raises(InputError, match="is not a path"):
+        with pytest.raises(InputError, match=r"^[^:]* is not a path"):
             use(path)

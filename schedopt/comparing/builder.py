@@ -13,7 +13,7 @@ from schedopt.comparing.measures import measure_plan
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped, interrupts, raising_stopped
-from schedopt.plan import Plan
+from schedopt.plan import Plan, require_plan
 from schedopt.platform import Platform
 from schedopt.problem import MOST_OF_BATCH, Problem, Scope, training_step, widest_step
 from schedopt.profile import Profile, Variant, kinds_of_one_size
@@ -21,13 +21,14 @@ from schedopt.result import Result
 from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
 from schedopt.solving import Progress, as_warm_start
+from schedopt.solving.options import as_time_limit
 from schedopt.solving.registry import default_scope
 from schedopt.solving.sizes import solve_sizes
 from schedopt.systems import catalogue
 from schedopt.systems.catalogue import System
 from schedopt.systems.config import SystemConfig
 from schedopt.units import format_duration
-from schedopt.validation import as_whole, show
+from schedopt.validation import as_whole, check_mapping, show
 from schedopt.version import __version__
 
 Kinds = Sequence[tuple[Chain, tuple[Variant, ...]]]
@@ -106,10 +107,7 @@ def compare(
     if microbatches is None:
         microbatches = 4 * len(platform.gpus)
     as_whole(microbatches, "microbatches", low=1, high=MOST_OF_BATCH)
-    if time_limit is not None and not time_limit > 0:
-        raise InputError(
-            f"{time_limit} is not a time limit", field="time_limit", way_out="Give seconds > 0"
-        )
+    time_limit = as_time_limit(time_limit)
     chosen = _chosen(systems)
     config = SystemConfig(chain=chain, platform=platform, microbatches=microbatches)
     if bucket_bytes is not None:
@@ -160,8 +158,10 @@ def _chosen(names: Sequence[str] | None) -> list[System]:
 
 def _check_plans(plans: Mapping[str, Plan], config: SystemConfig, kinds: Kinds) -> None:
     """Require that other plans have names of their own, one of the chains, and the platform."""
+    check_mapping(plans, "plans")
     known_chains = {chain.sha256 for chain, _ in kinds}
     for name, plan in plans.items():
+        require_plan(plan)
         for known in (*catalogue.SYSTEMS, *OURS):
             if name == known.name:
                 raise InputError(

@@ -18,6 +18,7 @@ from schedopt.plan import Operation, Plan, Transfer
 from schedopt.result import Result
 from schedopt.simulation import Simulation
 from schedopt.units import counted, format_duration, format_gap, printable
+from schedopt.validation import require_kind
 
 MOST_DRAWN: Final = 100_000
 """Operations and transfers of a picture, where a plan is to be spelled out."""
@@ -38,6 +39,7 @@ def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart
     """
     if isinstance(result, Plan):
         result = Result(problem=result.problem, status="feasible", plan=result)
+    require_kind(result, Result, "result", "Give a schedopt.Result or a schedopt.Plan")
     plan = result.plan
     if plan is None:
         raise ValueError("there is no plan to show")
@@ -75,6 +77,7 @@ def chart_plan(result: Result | Plan, report: PlanReport | None = None) -> Chart
 
 def chart_simulation(simulation: Simulation, report: PlanReport | None = None) -> Chart:
     """Return what a picture of a finite step shows; a report may be that of its plan."""
+    require_kind(simulation, Simulation, "simulation", "Give what simulate returns")
     plan, shown = simulation.plan, simulation.makespan_ns
     runs = [
         (event.item, event.first, event.start_ns, event.end_ns, event.source, event.gpu)

@@ -11,6 +11,7 @@ from schedopt.drawing.chart import Box, Chart, Row
 from schedopt.drawing.files import TIME_UNITS, pick_unit, save_figure
 from schedopt.drawing.styles import NAMES, colour, hatch
 from schedopt.units import format_bytes
+from schedopt.validation import require_kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,6 +54,7 @@ def draw_picture(chart: Chart) -> Figure:
     """Return the picture of a chart, as `save_picture` writes it."""
     from matplotlib.figure import Figure
 
+    require_kind(chart, Chart, "chart", "Give what chart_plan or chart_simulation returns")
     rows = len(chart.gpus)
     gpu_height = max(LEAST, min(0.8, TALLEST / (rows + LINK * len(chart.links))))
     link_height = LINK * gpu_height

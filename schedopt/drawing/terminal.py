@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from schedopt.drawing.chart import Box, Chart, MemoryRow, Row
 from schedopt.units import format_bytes
+from schedopt.validation import require_kind
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -63,6 +64,7 @@ def render_chart(chart: Chart, width: int, *, unicode: bool = True) -> Text:
     """
     from rich.text import Text
 
+    require_kind(chart, Chart, "chart", "Give what chart_plan or chart_simulation returns")
     glyphs = UNICODE if unicode else ASCII
     margin, columns = _margin(chart), _columns(chart, width)
     full = len(chart.gpus) <= MOST_ROWS

@@ -21,7 +21,7 @@ from schedopt.solving.registry import PARTITIONED, SOLVERS
 from schedopt.solving.requirements import refuse_apart
 from schedopt.solving.run import Hopes, Progress, Run
 from schedopt.transformer_blocks import find_blocks
-from schedopt.validation import as_whole, show
+from schedopt.validation import as_whole, require_kind, show
 
 MOST_WORKERS: Final = 4096
 MOST_PER_CORE: Final = 8
@@ -121,17 +121,17 @@ def refuse_solver(problem: Problem, solver: str | None) -> None:
 
 def check_kind(value: object, kind: type, field: str, way_out: str) -> None:
     """Raise `InputError` for what is neither None nor of a kind."""
-    if value is not None and not isinstance(value, kind):
-        raise InputError(f"{show(value)} is not a {kind.__name__}", field=field, way_out=way_out)
+    if value is not None:
+        require_kind(value, kind, field, way_out)
 
 
-def as_time_limit(seconds: object) -> float | None:
+def as_time_limit(seconds: object, field: str = "time_limit") -> float | None:
     """Return a time limit in seconds; `InputError` for anything else."""
     if seconds is None:
         return None
     if not _is_number(seconds) or not (limit := float(seconds)) > 0:
         raise InputError(
-            f"{show(seconds)} is not a time limit", field="time_limit", way_out="Give seconds > 0"
+            f"{show(seconds)} is not a time limit", field=field, way_out="Give seconds > 0"
         )
     return limit
 

@@ -15,10 +15,19 @@ from schedopt.problem import Problem, Scope, training_step
 from schedopt.profile import Profile, Variant, of_one_size
 from schedopt.proofs import Proof
 from schedopt.result import Bound, Infeasibility, Result, Status
+from schedopt.solving.options import as_time_limit
 from schedopt.stage import Stage
 from schedopt.stored import Stored, find_function
 from schedopt.units import counted, format_bandwidth, format_bytes
-from schedopt.validation import STRICT, Ratio, as_tuple, check_choice, check_ratio, check_whole
+from schedopt.validation import (
+    STRICT,
+    Ratio,
+    as_tuple,
+    check_choice,
+    check_ratio,
+    check_whole,
+    require_kind,
+)
 from schedopt.version import __version__
 
 SWEEP_FORMAT: Final = "schedopt.sweep/1"
@@ -68,12 +77,8 @@ class Options:
             check_whole(self, name)
         check_whole(self, "batch", low=1, optional=True)
         check_choice(self, "duplex", ("half", "full"))
-        if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise InputError(
-                f"{self.time_limit_s} is not a time limit",
-                field="time_limit_s",
-                way_out="Give seconds > 0",
-            )
+        as_time_limit(self.time_limit_s, "time_limit_s")
+        require_kind(self.scope, Scope, "scope")
         if self.scope.allocation == "fixed":
             raise InputError(
                 "stages that are given lie on GPUs that are given",

@@ -13,6 +13,7 @@ from schedopt.sweeping.pools import Pool
 from schedopt.sweeping.propagation import best_below, propagate_monotone
 from schedopt.sweeping.queue import Queue
 from schedopt.sweeping.worker import Task, solve_point
+from schedopt.validation import require_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ def run_sweep(
     InputError
         If a point cannot be asked, or there are too many. What was done is saved.
     """
+    require_kind(sweep, Sweep, "sweep", "Give a schedopt.sweeping.Sweep")
     asked = {cell.key: cell for cell in cells}
     total = len(asked.keys() | {point.key for point in sweep.points})
     if total > MOST_POINTS:
