@@ -21,8 +21,19 @@ TRACEBACK = "SCHEDOPT_TRACEBACK"
 
 def main() -> None:
     """Run the command line; every bad input becomes one message and exit code 2."""
+    _open_closed()
     with quiet_end():
         _run()
+
+
+def _open_closed() -> None:
+    """Open standard output and error where they are closed (``>&-``): what is said is lost.
+
+    Without them an error would be printed on standard output, and a file could take their place.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _run() -> None:

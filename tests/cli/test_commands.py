@@ -347,6 +347,29 @@ def test_a_full_disk_behind_standard_output_is_one_error(plan: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_is_said_to_a_closed_stream_is_lost(plan: Path, tmp_path: Path, closed: str) -> None:
+    other = tmp_path / "page.html"
+    for command, code in (
+        (f"check {plan}", 0),
+        (f"report {plan} -o {other}", 0),
+        ("check missing.json", 2),
+    ):
+        line = f"{sys.executable} -m schedopt {command} {closed}"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert done.stdout == ""
+        assert done.stderr.startswith("Error: missing.json" if code and "2>" not in closed else "")
+        assert "Traceback" not in done.stderr
+    assert other.read_text().rstrip().endswith("</html>")
+
+
+def test_an_error_is_not_printed_on_standard_output_where_there_is_no_other() -> None:
+    line = f"{sys.executable} -m schedopt check missing.json 2>&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_where_time_was_up_before_the_first_solver_more_of_it_is_a_way_out() -> None:
     asked = ("--chain", GPT2, "--gpus", "4", "--mem", "4G", "--batch", "16")
     done = run("solve", *asked, "--time-limit", "1e-9")
