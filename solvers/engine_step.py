@@ -52,8 +52,6 @@ SHARE_OF_SEEDS: Final = 0.3
 """Of that, for cuts near the balanced ones of all grids."""
 SHARE_OF_WHOLE_LAYERS: Final = 0.3
 """Of the time, for cuts between whole transformer layers, where others are possible too."""
-SHARE_OF_MEMORY: Final = 0.3
-"""Of the time that is left, for one question whether a step exists with more memory."""
 TURN_S: Final = 0.5
 """How long the cuts of one shape are parted before another one may be looked at."""
 NEAR: Final = 1.05
@@ -106,8 +104,9 @@ def _with_least_memory(why: Infeasibility, problem: Problem, run: Run) -> Infeas
     if why.proof == _no_grid(problem) or problem.scope.period_ns is not None or len(set(gpus)) > 1:
         return why
 
-    def find_step(asked: Problem) -> FirstStep:
-        part = run.subrun(asked, SHARE_OF_MEMORY)
+    def find_step(asked: Problem, share: float) -> FirstStep:
+        part = run.subrun(asked, share)
+        part.must_answer = False
         part.stop_at_a_plan()
         part.begin("engine_step")
         search = EngineSearch(asked, part)
@@ -213,7 +212,7 @@ class EngineSearch:
         heapify(waiting)
         searched: list[EngineShape] = []
         while waiting and not answers.is_hopeless(waiting[0][0]):
-            if self.run.stopped() and answers.exist:
+            if self.run.stopped() and answers.suffice:
                 break
             low, number, shape = heappop(waiting)
             if not shape.is_tabulated:
@@ -226,7 +225,7 @@ class EngineSearch:
                 # All others are longer.
                 self._report_bound(low, ProofKind.ENGINE_PATHS)
             searched.append(shape)
-            if not (clock.stopped() and answers.exist):
+            if not (clock.stopped() and answers.suffice):
                 if shape.grows_below(answers.hoped):
                     self._grow(shape, clock, turn_s=0)
                 if shape.is_open and not answers.is_hopeless(shape.low):

@@ -15,8 +15,11 @@ from schedopt.platform import Platform
 from schedopt.problem import training_step
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
+from schedopt.solvers import engine_step
+from schedopt.solving.clock import Clock
 from schedopt.solving.engines.least_memory import FirstStep, find_least_memory
 from schedopt.solving.portfolio import solve_problem
+from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.solvers.test_engine_grids import every_plan, shared_by, steps
 from tests.tensor_groups import chain_in_group
@@ -103,10 +106,22 @@ def test_what_is_not_known_in_time_is_not_said() -> None:
     assert step is not None
     needed = max(need.peak_bytes for need in memory(step))
 
-    def find_first(asked: Problem) -> FirstStep:
+    def find_first(asked: Problem, share: float) -> FirstStep:
         room = asked.platform.gpus[0].memory_bytes
         return FirstStep(step if room >= needed else None, none_exists=False)
 
     nothing = FirstStep(None, none_exists=False)
-    assert find_least_memory(problem, lambda asked: nothing) == (None, None)
+    assert find_least_memory(problem, lambda asked, share: nothing) == (None, None)
     assert find_least_memory(problem, find_first) == (needed, None)
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(0.0, None), (9.0, 3456)])
+def test_the_least_memory_is_looked_for_as_long_as_there_is_time(
+    seconds: float, least: int | None
+) -> None:
+    problem = small_step("megatron", 2)
+    run = Run(problem)
+    run.clock = Clock(seconds, now=lambda: 0.0)
+    engine_step.solve(problem, run)
+    (why,) = run.events.proofs
+    assert why.least_memory_bytes == least

@@ -102,9 +102,9 @@ class EngineAnswers:
         return hoped is not None and length >= hoped
 
     @property
-    def exist(self) -> bool:
-        """Whether there are any."""
-        return bool(self.pending) or self.limit is not None
+    def suffice(self) -> bool:
+        """Whether there are any, or none must be found beyond the limit of time."""
+        return bool(self.pending) or self.limit is not None or not self.run.must_answer
 
     @property
     def left_ns(self) -> list[int]:
@@ -143,7 +143,7 @@ class EngineAnswers:
         Many a better one is found in the time that it takes to lay out a long one.
         """
         key = cuts.grid, begins
-        if key in self.seen or (self.run.stopped() and self.exist):
+        if key in self.seen or (self.run.stopped() and self.suffice):
             return
         if self.is_late(cuts.bound(begins)) or not cuts.may_fit(begins):
             return
@@ -194,7 +194,7 @@ class EngineAnswers:
         others = [shape for shape in shapes if shape not in quick]
         quick.sort(key=lambda shape: shape.cuts.bound(shape.balanced))
         others.sort(key=lambda shape: self._least_s(shape.grid))
-        for shape in (*quick, *others):
+        for shape in (*quick, *(others if self.run.must_answer else ())):
             if not self.needs_quick():
                 return
             if shape.cuts.may_fit(shape.balanced) and not self._is_too_long(shape.grid):
@@ -244,7 +244,7 @@ class EngineAnswers:
                 self._wait_for_shorter(least, pace * self._seconds(cuts.grid))
             left = self.run.remaining()
             has_time = left is None or pace * self._seconds(cuts.grid, folded=True) < left
-            if has_time or not self._is_known:
+            if has_time or (self.run.must_answer and not self._is_known):
                 if not self.is_late(least):
                     self._lay_out_long(row, early=most is not None)
             else:

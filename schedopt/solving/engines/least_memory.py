@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from schedopt.account import memory
 from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.validation import LARGEST
+
+SHARE: Final = 0.3
+"""Of the time that is left, for each question once a step is known."""
 
 
 class FirstStep(NamedTuple):
@@ -19,7 +22,7 @@ class FirstStep(NamedTuple):
 
 
 def find_least_memory(
-    problem: Problem, find_step: Callable[[Problem], FirstStep]
+    problem: Problem, find_step: Callable[[Problem, float], FirstStep]
 ) -> tuple[int | None, int | None]:
     """Return the least memory of a GPU that a step was found to need, and what all need, bytes.
 
@@ -31,18 +34,18 @@ def find_least_memory(
     problem : Problem
         On equal GPUs, for whose memory no step exists.
     find_step : callable
-        Returns what is known of the problem for GPUs with more memory.
+        Returns what is known of the problem for GPUs with more memory, after a share of the time.
     """
     given = too_little = problem.platform.gpus[0].memory_bytes
     most = min(given + _most_bytes(problem), LARGEST)
-    known = find_step(_with_memory(problem, most)).plan
+    known = find_step(_with_memory(problem, most), 1.0).plan
     if known is None:
         return None, None
     enough = _needed_bytes(known)
     while enough - too_little > 1:
         # What the best known needs is often the least; else half of what is left is ruled out.
         for asked in (enough - 1, (too_little + enough) // 2):
-            found = find_step(_with_memory(problem, asked))
+            found = find_step(_with_memory(problem, asked), SHARE)
             if found.plan is not None:
                 enough = min(enough, _needed_bytes(found.plan))
             elif found.none_exists:

@@ -39,7 +39,7 @@ def test_steps_wait_until_they_are_asked_for_and_the_shortest_is_laid_out_first(
     run = Run(PROBLEM)
     answers = EngineAnswers(PROBLEM, run)
     answers.offer(CUTS, (0, 1))
-    assert answers.exist
+    assert answers.suffice
     assert run.best() is None
     answers.offer(CUTS, BALANCED)
     assert min(answers.left_ns) == STEP_NS
