@@ -126,12 +126,13 @@ def test_no_more_is_reserved_than_may_be(
     assert left.platform.gpus[0].usable_bytes == room - reserved
 
 
-def test_halves_that_take_no_time_take_no_workspace() -> None:
-    halves = replace(of(5, 9), backward_input_ns=0, backward_weight_ns=1)
+@pytest.mark.parametrize(("first", "second", "left"), [(1, 1, 20 - 9), (0, 1, 20), (1, 0, 20)])
+def test_halves_that_take_no_time_take_no_workspace(first: int, second: int, left: int) -> None:
+    halves = replace(of(5, 9), backward_input_ns=first, backward_weight_ns=second)
     problem = problem_of(halves)
-    assert reserve_workspace(problem) is not problem
+    assert reserve_workspace(problem).platform.gpus[0].usable_bytes == 20 - 9
     split = replace(problem, scope=replace(PEAK, split_backward=True))
-    assert reserve_workspace(split) is split
+    assert reserve_workspace(split).platform.gpus[0].usable_bytes == left
 
 
 def test_nothing_is_reserved_where_memory_is_read_as_a_sum() -> None:
