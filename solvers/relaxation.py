@@ -185,12 +185,23 @@ class _Search:
                 yield self.longest, self._relax
             if self.impossible:
                 return
+            if not self.round:
+                yield from self.force()
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
             yield from self.halve()
             yield from self.climb(self._relax)
             if not self.is_open:
                 return
+
+    def force(self) -> Iterator[Question]:
+        """Yield periods in the middle of what is open to what they force alone, which is quick."""
+        self._catch_up()
+        high = self.fits
+        while (period := period_between(self.low, high, self.problem.scope)) is not None:
+            yield period, lambda _forced: False
+            if period > self.low:
+                high = period
 
     def halve(self) -> Iterator[Question]:
         """Yield periods in the middle of what is open, and at last one below the best plan.

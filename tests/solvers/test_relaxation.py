@@ -24,9 +24,11 @@ from schedopt import (
     Stage,
     solve,
 )
-from schedopt.bounds import lower_bounds
+from schedopt.bounds import lower_bounds, propagation_bound
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import propagate
+from schedopt.bounds.scopes import CLOSE
 from schedopt.rule import Rule
 from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
@@ -35,6 +37,7 @@ from schedopt.solvers.relaxation import (
     MOST_PLACES,
     PACK_WORK,
     ROUNDS,
+    _Search,
     one_after_the_other_ns,
     relaxed_allocations,
 )
@@ -221,6 +224,21 @@ def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.Monk
     relaxed(problem)
     assert packed == sorted(packed)
     assert [*dict.fromkeys(packed)] == [PACK_WORK, *(work for work in WORK if work > PACK_WORK)]
+
+
+def test_what_periods_force_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("climb", "halve"):
+        monkeypatch.setattr(_Search, name, lambda *_: iter(()))
+    layers = tuple(layer(1000, 1000, 2) for _ in range(4))
+    scope = Scope(allocation="general", memory="peak", max_k=1)
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 4), scope=scope)
+    proven = propagation_bound(problem)
+    run, _ = relaxed(problem)
+    bound = run.bound()
+    assert proven is not None
+    assert bound is not None
+    assert load_bound(problem).period < 5000 < proven.period
+    assert abs(bound - proven.period) <= CLOSE * proven.period
 
 
 def test_the_far_part_of_a_gap_waits_for_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
