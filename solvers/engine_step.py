@@ -137,6 +137,7 @@ def best_between_whole_layers(problem: Problem, run: Run) -> list[EngineShape]:
     if len(begins) == len(stage_begins(problem.chain, "torch")):
         return []
     part = run.subrun(inner, SHARE_OF_WHOLE_LAYERS)
+    part.cutoff, part.hopes.turn = run.cutoff, run.hopes.turn
     search = EngineSearch(inner, part)
     search.find(part)
     if (best := part.best()) is not None:

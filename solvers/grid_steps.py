@@ -19,11 +19,17 @@ from schedopt.systems.flush_step import Turn
 
 
 def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
-    """Report the step of one grid that takes about `seconds` at most to lay out."""
-    for plan in propose(problem, seconds):
-        report_valid(plan, run)
-        if run.best() is not None or run.stopped():
-            break
+    """Report the step of one grid that takes about `seconds` at most to lay out.
+
+    When time is up, only if nothing is known beside.
+    """
+    with run.hopes.turn:
+        if run.stopped() and run.cutoff() is not None:
+            return
+        for plan in propose(problem, seconds):
+            report_valid(plan, run)
+            if run.best() is not None or run.stopped():
+                break
 
 
 def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:

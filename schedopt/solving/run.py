@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -102,10 +103,18 @@ class Hopes:
         Of each search, ns: shared by all.
     own : Hashable
         Which of them this one is.
+    turn : context manager, optional
+        A lock, held while a first answer is laid out: one may be enough for all. Shared by all.
     """
 
-    def __init__(self, known: dict[Hashable, int] | None = None, own: Hashable = None) -> None:
+    def __init__(
+        self,
+        known: dict[Hashable, int] | None = None,
+        own: Hashable = None,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> None:
         self._known, self._own = {} if known is None else known, own
+        self.turn = turn or threading.Lock()
 
     def tell(self, step: int | None) -> None:
         """Say how short a step of this search may be, ns; None: nothing is known."""

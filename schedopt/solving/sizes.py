@@ -201,7 +201,7 @@ class _Sizes:
         self.initial: Plan | None = None
         self._steps: dict[Measured, Fraction] = {}
         self._hopes: dict[Hashable, int] = {}
-        self._telling = threading.Lock()
+        self._telling, self._turn = threading.Lock(), threading.Lock()
 
     def solve(self, problems: Sequence[Problem], limit: float | None) -> Result:
         began = time.monotonic()
@@ -238,7 +238,7 @@ class _Sizes:
             stop=handle,
             on_progress=watch,
             cutoff=lambda: self._shortest_of_others(size),
-            hopes=Hopes(self._hopes, size),
+            hopes=Hopes(self._hopes, size, self._turn),
             **self.options,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -237,6 +237,25 @@ def test_the_step_of_a_grid_is_a_first_answer(problem: Problem) -> None:
         # It may lack room for what comes before it is read.
         assert {violation.kind for violation in check(plan)} <= {"memory"}
     assert not any(grid_steps.propose(problem, 1e-6))
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_when_time_is_up_a_grid_waits_for_what_is_found_beside(is_found: bool) -> None:
+    found: list[int] = []
+
+    @contextmanager
+    def wait() -> Iterator[None]:
+        found.extend([1] * is_found)
+        yield
+
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=(layer(2, 4, 16, 1, saved_bytes=3, **sizes),) * 4)
+    problem = training_step(chain, Platform(2, 10**6, bandwidth=1), 4, widest_step(chain))
+    run = Run(problem)
+    run.clock = Clock(0.0, now=lambda: 0.0)
+    run.cutoff, run.hopes.turn = lambda: min(found, default=None), wait()
+    grid_steps.report_grid(problem, run, None)
+    assert (run.best() is None) == is_found
 
 
 def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:

@@ -195,11 +195,12 @@ class EngineAnswers:
         quick.sort(key=lambda shape: shape.cuts.bound(shape.balanced))
         others.sort(key=lambda shape: self._least_s(shape.grid))
         for shape in (*quick, *(others if self.run.must_answer else ())):
-            if not self.needs_quick():
-                return
-            if shape.cuts.may_fit(shape.balanced) and not self._is_too_long(shape.grid):
-                folded = find_fold(self.problem, shape.grid) > 1
-                self._lay_out(shape.cuts, shape.balanced, None, folded=folded)
+            with self.run.hopes.turn:
+                if not self.needs_quick():
+                    return
+                if shape.cuts.may_fit(shape.balanced) and not self._is_too_long(shape.grid):
+                    folded = find_fold(self.problem, shape.grid) > 1
+                    self._lay_out(shape.cuts, shape.balanced, None, folded=folded)
 
     @property
     def _is_known(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -208,3 +209,20 @@ def test_a_step_for_which_there_is_no_time_does_not_keep_others_from_being_sough
     answers.offer(CUTS, BALANCED)
     assert not answers.is_hopeless(STEP_NS)
     assert answers.left_ns == [STEP_NS]
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_first_answer_waits_for_one_that_is_laid_out_beside(is_found: bool) -> None:
+    found: list[int] = []
+
+    @contextmanager
+    def wait() -> Iterator[None]:
+        found.extend([STEP_NS] * is_found)
+        yield
+
+    run = Run(PROBLEM)
+    run.clock = Clock(0.0, now=lambda: 0.0)
+    run.cutoff = lambda: min(found, default=None)
+    run.hopes.turn = wait()
+    EngineAnswers(PROBLEM, run).lay_out_quick([EngineShape(CUTS, 0)])
+    assert (run.best() is None) == is_found
