@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,7 +108,8 @@ def draw(step: int, microbatches: int = MICROBATCHES) -> dict[str, Tensor]:
     return {"tokens": text[:, :-1].contiguous(), "following": text[:, 1:].contiguous()}
 
 
-def profiled(degrees: Sequence[int] = (2,), **more: Any) -> tuple[Chain, tuple[Variant, ...]]:
+@cache
+def profiled(degrees: tuple[int, ...] = (2,), **more: Any) -> tuple[Chain, tuple[Variant, ...]]:
     """Return the chain of the decoder, and what each GPU of a tensor group has of it."""
     how = Profiler(warmup=0, repeats=2, min_share=0)
 
@@ -241,9 +242,10 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         told["losses"].append(None if loss is None else float(loss))
+        if save and number in (0, len(steps) - 1):
+            # What is saved last takes the place of what was saved first.
+            pipe.save(save, optimizer)
     told["weights"] = parts_of(pipe)
-    if save:
-        pipe.save(save, optimizer)
     return told
 
 

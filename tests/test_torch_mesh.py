@@ -93,8 +93,9 @@ def nightly(*shapes: Any) -> Any:
 @pytest.mark.parametrize(
     "shape",
     [
-        Shape(2, 2, 1, shard="optimizer"),
         Shape(1, 2, 2),
+        # By day a training goes on on this one.
+        nightly(Shape(2, 2, 1, shard="optimizer")),
         nightly(Shape(2, 2, 2)),
         nightly(Shape(2, 2, 2, shard="optimizer", recompute=True)),
         nightly(Shape(2, 2, 2, shard="gradient")),
@@ -146,10 +147,7 @@ def test_a_training_goes_on_on_another_plan(
     for shape, path in zip((before, behind), paths, strict=True):
         save_plan(plan_on(shape, *measured), path)
     state = str(tmp_path / "state")
-    for steps in (range(1), range(half)):
-        # The second one takes the place of the first.
-        begin = partial(train, save=state)
-        warm_ranks().run(begin, before.gpus, str(paths[0]), steps)
+    warm_ranks().run(partial(train, save=state), before.gpus, str(paths[0]), range(half))
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "before.json",
         "behind.json",

@@ -24,6 +24,7 @@ from schedopt.running.records import Outcome
 _PRELOADED: Final = [
     "torch",
     "torch.distributed.pipelining",
+    "networkx",
     "transformers.models.gpt2.modeling_gpt2",
     "schedopt.formats.results",
     "schedopt.running.rank_process",
