@@ -33,7 +33,7 @@ from tests.examples import layer
 
 EFFORT = Effort(workers=1, time_limit=20.0)
 """More than the proofs take."""
-FOUR = replace(halves(random_chain(4, 1).chain), name="four")
+FOUR = replace(halves(random_chain(4, 4).chain), name="four")
 EQUAL = Chain(layers=(layer(1, 2, 10),) * 4)
 SECTION = section_6_1()
 SMALL = [
