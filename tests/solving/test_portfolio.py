@@ -327,7 +327,7 @@ def test_a_workspace_of_the_whole_backward_alone_does_not_rule_halves_out() -> N
 def test_the_ladder_says_what_other_freedoms_would_give() -> None:
     chain, platform = Chain(layers=(layer(3, 6, 20, weight=1, sent=1),) * 6), Platform(3, 45)
     scope = Scope(allocation="general", max_k=1)
-    result = solve(chain, platform, scope=scope, time_limit=10, work_limit=3000, workers=1)
+    result = solve(chain, platform, scope=scope, time_limit=60, work_limit=3000, workers=1)
     last, replicas = result.ladder[-2:]
     assert last.note == Note(Outcome.WOULD_HELP, suggestion=Suggestion.RECOMPUTE)
     assert last.period_exact is not None
