@@ -118,6 +118,66 @@ def test_more_time_for_a_solver_comes_out_of_that_of_later_ones() -> None:
     assert 49 < (clock.remaining() or 0) <= 50
 
 
+def test_who_waited_has_its_share_of_what_is_left() -> None:
+    now = 0.0
+    clock, endless = Clock(100, now=lambda: now), Clock()
+    clock.begin_turn(1 / 4)
+    part = clock.fork(1)
+    part.begin_turn(1 / 2)
+    other = part.fork(1)
+    now = 20.0
+    assert other.share_again(20) == 15
+    # A quarter of 80 s, and what was to be the first half of the turn goes on as long.
+    assert clock.remaining() == 20
+    assert part.remaining() == other.remaining() == 12.5 + 15 - 20
+    part.begin_turn()
+    assert part.remaining() == 20
+    clock.begin_turn()
+    assert clock.remaining() == 80
+    endless.begin_turn(1 / 4)
+    assert endless.fork(1).share_again(20) == 0
+    assert endless.remaining() is None
+
+
+def test_what_ends_earlier_goes_on_no_longer_than_that_for_what_is_better() -> None:
+    now = 0.0
+    clock = Clock(100, now=lambda: now)
+    part = clock.fork(1 / 2)
+    part.end_early(1 / 2)
+    part.shorten(10)
+    ends = []
+    for now in (7.0, 14.0, 28.0):
+        part.note_better()
+        ends.append(now + (part.remaining() or 0))
+    assert ends == [15, 28, 40]
+    clock.shorten(30)
+    assert clock.remaining() == 70 - 28
+    endless = Clock()
+    endless.shorten(5)
+    assert endless.remaining() is None
+
+
+def test_parts_know_when_the_whole_is_over_and_since_when() -> None:
+    now = 5.0
+    clock, endless = Clock(10, now=lambda: now), Clock(now=lambda: now)
+    part = clock.fork(1 / 2, longest=3)
+    assert [part.remaining(), clock.fork(1 / 4, longest=3).remaining()] == [3, 2.5]
+    assert [endless.fork(1, longest=3).remaining(), endless.fork(1).remaining()] == [3, None]
+    for now, stopped, over, overtime in (
+        (7.5, (False, False), False, 0),
+        (8.0, (True, False), False, 0),
+        (14.5, (True, False), False, 0),
+        (15.0, (True, True), True, 0),
+        (17.0, (True, True), True, 2),
+    ):
+        assert (part.stopped(), clock.stopped()) == stopped
+        assert (part.ended(), clock.ended()) == stopped
+        assert (part.all_ended(), clock.all_ended()) == (over, over)
+        assert (part.overtime(), clock.overtime()) == (overtime, overtime)
+        assert (part.seconds(), clock.seconds()) == (now - 5, now - 5)
+    assert (endless.overtime(), endless.all_ended(), endless.ended()) == (0, False, False)
+
+
 def test_without_a_limit_only_a_request_stops() -> None:
     clock = Clock()
     clock.begin_turn(0.1)
@@ -251,10 +311,12 @@ def test_of_equal_periods_fewer_stages_are_better_and_then_fewer_bytes() -> None
 
 def test_work_takes_longer_next_to_others() -> None:
     """Here two seconds pass for each that the thread works: a clock that goes twice as fast."""
-    pace = Pace(Clock(now=lambda: 2 * time.thread_time()))
-    end = time.thread_time() + 0.2
-    while time.thread_time() < end:
-        pass
-    assert 1.9 < pace() < 2.1
+    clock = Clock(now=lambda: 2 * time.thread_time())
+    for _ in range(2):
+        pace = Pace(clock)
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            pass
+        assert 1.9 < pace() < 2.1
     # One that has worked for no time does not tell yet, and none is faster than alone.
     assert Pace(Clock(now=lambda: 0.0))() == 1.0
