@@ -47,7 +47,6 @@ def search_contiguous(
     """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step
-    from schedopt.solving.replicas.step_bound import fits
 
     problem = step.problem
     # Whatever else is allowed, the same are found.
@@ -55,9 +54,9 @@ def search_contiguous(
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))
-        if less is not None and fits(less):
+        if less is not None and less.some_fit:
             steps.append((less, 0))
-    if fits(step):
+    if step.some_fit:
         steps.append((step, find_enough_ns(problem, run, contiguous(problem))))
     searches: list[StepReports] = []
     laid_out: set[Candidate] = set()

@@ -24,12 +24,18 @@ def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
     When time is up, only if nothing is known beside.
     """
     with run.hopes.turn:
-        if run.stopped() and run.cutoff() is not None:
+        if is_answered(run):
             return
         for plan in propose(problem, seconds):
             report_valid(plan, run)
             if run.best() is not None or run.stopped():
                 break
+
+
+def is_answered(run: Run) -> bool:
+    """Whether time is up and a step is known, here or beside, or none must be found."""
+    is_known = run.best() is not None or run.cutoff() is not None
+    return run.stopped() and (is_known or not run.must_answer)
 
 
 def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:

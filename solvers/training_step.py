@@ -41,7 +41,7 @@ from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
 from schedopt.solvers.fold_search import needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
-from schedopt.solvers.grid_steps import report_grid
+from schedopt.solvers.grid_steps import is_answered, report_grid
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solvers.placed_folds import PlacedFolds, list_folds
 from schedopt.solvers.published_steps import report_published
@@ -136,7 +136,6 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     """Look for steps of all kinds one after the other; of engines only if it is said."""
     from schedopt.solving.replicas.machine import read_machine
     from schedopt.solving.replicas.stages import find_fold, read_step, with_halves
-    from schedopt.solving.replicas.step_bound import fits
 
     # Groups of replicas with copies of shards are looked for on grids of engines alone.
     asked, problem = problem, replace(problem, scope=replace(problem.scope, hybrid=False))
@@ -165,7 +164,8 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         COMPILATIONS["local_search"].start()
     if alike and not compilation.wait(run, late=False):
         return
-    step, fold, layout = read_step(problem), find_fold(problem), LayoutTime()
+    step = read_step(problem, stopped=partial(is_answered, run))
+    fold, layout = find_fold(problem), LayoutTime()
     searches: list[StepReports] = []
     placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
@@ -174,7 +174,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         bound, ahead = _prove(with_halves(step), run), False
         if loops is not None and placed is not None:
             ahead = _look_at_others(loops, placed, run, bound)
-        if not (fits(step) and _search_parts(problem, fold, run, engines=engines)):
+        if not (step.some_fit and _search_parts(problem, fold, run, engines=engines)):
             part, behind_s = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
             searches += search_contiguous(step, part, layout, behind_s)
             searches += begin_recomputed(step, run, layout)
@@ -372,14 +372,14 @@ def _refuse_unsupported(problem: Problem) -> None:
 
 def _prove(step: StepData, run: Run) -> int | None:
     """Report the bound of all contiguous steps and return it, ns, or report that there is none."""
-    from schedopt.solving.replicas.step_bound import fits, least_makespan, least_memory
+    from schedopt.solving.replicas.step_bound import least_makespan, least_memory
 
     problem = step.problem
     scope = contiguous(problem)
     if not problem.platform.uniform:
         # Stages lie on GPUs in the given order, which says what leads from node to node.
         scope = replace(scope, gpu_order="given")
-    if fits(step):
+    if step.some_fit:
         least = least_makespan(step, run)
         run.report_bound(Fraction(least, step.count), scope, PROOF)
         return least

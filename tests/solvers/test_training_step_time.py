@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
 from schedopt.solving.replicas.search import StepSearch
+from schedopt.solving.replicas.stages import read_step
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flushes import one_f_one_b_order
@@ -256,6 +258,20 @@ def test_when_time_is_up_a_grid_waits_for_what_is_found_beside(is_found: bool) -
     run.cutoff, run.hopes.turn = lambda: min(found, default=None), wait()
     grid_steps.report_grid(problem, run, None)
     assert (run.best() is None) == is_found
+
+
+def test_once_time_is_up_and_a_step_is_known_no_more_is_read() -> None:
+    sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
+    chain = Chain(layers=(layer(2, 4, 16, 1, saved_bytes=3, **sizes),) * 4)
+    problem = training_step(chain, Platform(2, 10**6, bandwidth=1), 4, widest_step(chain))
+    run, now = Run(problem), [0.0]
+    run.clock = Clock(9.0, now=lambda: now[0])
+    stopped = partial(grid_steps.is_answered, run)
+    assert read_step(problem, stopped=stopped) is not None
+    now[0] = 10.0
+    assert read_step(problem, stopped=stopped) is not None
+    run.cutoff = lambda: 1
+    assert read_step(problem, stopped=stopped) is None
 
 
 def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:

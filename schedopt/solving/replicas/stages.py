@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from schedopt.bounds.recomputation import input_bytes
 from schedopt.bounds.recompute_table import PRICES, RecomputeTable
 from schedopt.errors import InputError
+from schedopt.interrupts import Stopped, never_stop
 from schedopt.problem import Problem
 from schedopt.solving.replicas.arrays import (
     LAYERED,
@@ -57,11 +58,13 @@ def find_fold(problem: Problem) -> int:
     return 1
 
 
-def read_step(problem: Problem, fold: int = 1) -> StepData | None:
+def read_step(
+    problem: Problem, fold: int = 1, stopped: Callable[[], bool] = never_stop
+) -> StepData | None:
     """Return what a training step, or a part of a fold, needs to know.
 
-    None where some GPUs or links differ, or no number of replicas fits. In a fold stages have whole
-    nodes, and share nothing but their optimizer states.
+    None where some GPUs or links differ, no number of replicas fits, or it is stopped. In a fold
+    stages have whole nodes, and share nothing but their optimizer states.
     """
     machine, count = read_machine(problem), problem.scope.microbatches
     if machine is None:
@@ -90,10 +93,14 @@ def read_step(problem: Problem, fold: int = 1) -> StepData | None:
     ]
     if not options:
         return None
+    try:
+        costs = read_costs(problem, machine, sorted({*options, *least}), count, stopped)
+    except Stopped:
+        return None
     return StepData(
         problem=problem,
         machine=machine,
-        costs=read_costs(problem, machine, sorted({*options, *least}), count),
+        costs=costs,
         count=count,
         replicas=tuple(sorted({option.replicas for option in options})),
         options=tuple(options),
@@ -149,11 +156,18 @@ def _shards(problem: Problem, replicas: int, tensor: int) -> Sequence[int]:
     return [*levels[:-1], *range(LAYERED, most + 1), most + WAITING]
 
 
-def read_costs(problem: Problem, machine: Machine, options: Sequence[Option], count: int) -> Costs:
+def read_costs(
+    problem: Problem,
+    machine: Machine,
+    options: Sequence[Option],
+    count: int,
+    stopped: Callable[[], bool] = never_stop,
+) -> Costs:
     """Return what stages cost in tensor groups of all sizes, for steps of some micro-batches."""
     degrees = degrees_of(problem, machine)
     groups = [
-        _read_sums(problem, machine, tensor) | _read_recompute(problem, count, tensor, len(degrees))
+        _read_sums(problem, machine, tensor)
+        | _read_recompute(problem, count, tensor, len(degrees), stopped)
         for tensor in degrees
     ]
     rows = {name: np.stack([one[name] for one in groups]) for name in groups[0]}
@@ -318,7 +332,7 @@ def _read_layered(problem: Problem, machine: Machine, options: Sequence[Option])
 
 
 def _read_recompute(
-    problem: Problem, most: int, tensor: int, tables: int
+    problem: Problem, most: int, tensor: int, tables: int, stopped: Callable[[], bool]
 ) -> dict[str, npt.NDArray[Any]]:
     """Return bounds for up to `most` micro-batches in flight; none where the scope forbids it.
 
@@ -335,7 +349,7 @@ def _read_recompute(
     while counts[-1] < most:
         counts.append(min(most, counts[-1] + 1 + max(0, counts[-1] - FEW) // 4))
     del counts[max(2, MOST_ENTRIES // (layers**2 * PRICES * tables)) :]
-    table = RecomputeTable(problem.in_group(tensor), problem.platform.gpus[0])
+    table = RecomputeTable(problem.in_group(tensor), problem.platform.gpus[0], stopped)
     table.widen(layers)
     prices = np.zeros((len(counts), PRICES))
     lengths = np.zeros((len(counts), layers, layers, PRICES))

@@ -65,7 +65,7 @@ def _with_fast_nodes(machine: Machine) -> Machine:
 def least_makespan(step: StepData, run: Run) -> int:
     """Return the bound of the step, ns, as far as there is time. Some stages fit."""
     low, high = 0, _shared_ns(step)
-    while not is_possible(step, high) and not run.stopped():
+    while not run.stopped() and not is_possible(step, high):
         low, high = high, 2 * high
     while high - low > 1 and not run.stopped():
         middle = (low + high) // 2
