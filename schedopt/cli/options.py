@@ -239,10 +239,13 @@ def refuse_together(option: str, other: str, why: str) -> NoReturn:
 
 
 @contextmanager
-def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Name the option in each error about a parameter; what is wrong elsewhere stays as it is.
+def naming_options(
+    names: Mapping[str, str] = MappingProxyType({}), file: Path | None = None
+) -> Iterator[None]:
+    """Name the option in each error about a parameter, and a file in those about what is in it.
 
-    `names` are those of parameters whose option has another name; capitals are an argument.
+    `names` are those of parameters whose option has another name; capitals are an argument. Without
+    a file what is wrong elsewhere stays as it is.
     """
     try:
         yield
@@ -250,7 +253,7 @@ def naming_options(names: Mapping[str, str] = MappingProxyType({})) -> Iterator[
         if error.source or not error.field or error.field.startswith("--"):
             raise
         if any(sign in error.field for sign in " .["):
-            raise
+            raise (error if file is None else error.in_file(str(file))) from None
         name = names.get(error.field, error.field).replace("_", "-")
         field = name if name.isupper() else f"--{name}"
         raise InputError(error.rule, field=field, way_out=error.way_out) from None

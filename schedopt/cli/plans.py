@@ -166,7 +166,7 @@ def simulate_plan(
 
     check_outputs({"--output": output}, picture=output)
     _, loaded, code = _load_drawable(plan)
-    with naming_options():
+    with naming_options(file=plan):
         step = simulate(loaded, micro_batches(loaded, microbatches), timing=timing)
     if output is not None:
         save_picture(chart_simulation(step), output)
@@ -207,7 +207,7 @@ def export_plan(
     with naming_options():
         target = find_target(to)
     _, loaded = load_valid(plan)
-    with naming_options():
+    with naming_options(file=plan):
         files = target.export(loaded, micro_batches(loaded, microbatches))
     for path in _write_files(files, output):
         typer.echo(f"Written: {path}")

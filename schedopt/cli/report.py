@@ -106,13 +106,13 @@ def _plan_page(
     from schedopt.simulation import simulate
 
     result, plan = load_valid(file)
-    with naming_options():
+    with naming_options(file=file):
         # Its page draws all that it does.
         plan = whole(plan, MOST_DRAWN)
     others = [(path.name, load_measurable(path)) for path in compare_with]
     count = micro_batches(plan, microbatches)
     progress(0, 3, "the step")
-    with naming_options():
+    with naming_options(file=file):
         step = simulate(plan, count)
     progress(1, 3, "what it is compared with")
     named = [named_baseline(name, other, plan, count) for name, other in others]

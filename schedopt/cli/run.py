@@ -109,7 +109,7 @@ def run_plan(
     if actions:
         from schedopt.actions import make_actions
 
-        with naming_options():
+        with naming_options(file=plan):
             typer.echo(str(make_actions(loaded, count)), nl=False)
         return
     if (model is None) != synthetic:
@@ -120,7 +120,7 @@ def run_plan(
         )
     from schedopt.running.job import Job
 
-    with naming_options():
+    with naming_options(file=plan):
         job = Job(
             plan=loaded,
             model=model,

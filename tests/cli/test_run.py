@@ -92,7 +92,7 @@ def test_what_is_wrong_in_the_plan_is_not_called_an_option(folder: Path) -> None
     (folder / "unknown.json").write_text(json.dumps(tree))
     done = run("run", "unknown.json", *QUICK, "--backend", "logical", folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: chain.recipe: it does not say where")
+    assert done.stderr.startswith("Error: unknown.json: chain.recipe: it does not say where")
 
 
 def test_a_signal_ends_the_command_and_all_ranks(folder: Path) -> None:
