@@ -1,4 +1,4 @@
-"""Settings of all tests: how many random examples, one core each, Ctrl-C that is heard, garbage."""
+"""Settings of all tests: order, how many random examples, one core each, Ctrl-C, garbage."""
 
 from __future__ import annotations
 

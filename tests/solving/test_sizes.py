@@ -93,10 +93,10 @@ def test_the_best_size_is_found(answer: Result) -> None:
     # How short the step of a size becomes hangs on what others tell its search, and when: a few
     # parts in a hundred. Which size is the best does not.
     best = min(steps, key=lambda samples: steps[samples])
-    step = plan.pattern.period_total_ns
+    found = plan.pattern.period_total_ns
     assert plan.chain.samples == best
-    assert all(step < own for samples, own in steps.items() if samples != best)
-    assert all(size.step_ns is None or size.step_ns >= step for size in result.sizes)
+    assert all(found < other for samples, other in steps.items() if samples != best)
+    assert all(size.step_ns is None or size.step_ns >= found for size in result.sizes)
     assert plan.chain.samples * plan.pattern.k == 8
     assert [size.samples for size in result.sizes] == [1, 2, 4]
     for size in result.sizes:
