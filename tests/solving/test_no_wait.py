@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from itertools import product
+from itertools import combinations, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from schedopt.solving import Run
 from schedopt.solving.local_search import no_wait
 from schedopt.solving.local_search import search as search_module
 from schedopt.solving.local_search.annealing import Schedule
-from schedopt.solving.local_search.no_wait import can_pack, pack_layers
+from schedopt.solving.local_search.lean import lean
+from schedopt.solving.local_search.no_wait import Packing, can_pack, pack_layers
 from schedopt.solving.local_search.params import LocalSearchParams
 from schedopt.solving.local_search.search import LocalSearch
-from schedopt.solving.local_search.state import Workspace
-from schedopt.solving.local_search.tables import Tables, make_tables
+from schedopt.solving.local_search.state import PERIOD, Floats, Workspace
+from schedopt.solving.local_search.tables import Ints, Tables, make_tables
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.test_general import GENERAL, UNIT
@@ -85,6 +87,127 @@ def test_layers_that_fit_without_waiting_are_packed() -> None:
     stages = pack_layers(tables, 12, 2000, np.random.default_rng(0))
     layers = [sum(s.last - s.first + 1 for s in stages if s.gpus == (gpu,)) for gpu in range(3)]
     assert layers == [2, 2, 2]
+
+
+def counted(packing: Packing, gpu: Ints) -> tuple[Floats, Floats]:
+    """Return the bytes on each GPU at each moment, and the energies of each, from the start."""
+    gpus, units = range(len(packing.room)), range(len(gpu))
+    used = np.array([packing.held[:, gpu == one].sum(axis=1) for one in gpus])
+    excess = np.maximum(0, used.max(axis=1) / packing.room - 1)
+    pairs = [(u, v) for u, v in combinations(units, 2) if gpu[u] == gpu[v]]
+    joined = [sum(packing.together[pair] for pair in pairs if gpu[pair[0]] == one) for one in gpus]
+    return used, np.column_stack([excess, joined])
+
+
+@trials(400, by_day=40)
+@given(chains(tied=True), PERIODS, st.integers(1, 4), st.integers(0, 99), st.sampled_from([0, 200]))
+def test_what_moves_change_is_counted(
+    chain: Chain, period: int, gpus: int, seed: int, steps: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    tables = tables_of(chain, gpus, memory=int(draw.integers(1, 30)))
+    unit = no_wait._units(tables)
+    cuts = draw.random(len(chain.layers) - 1) < 0.5
+    gpu = draw.integers(gpus, size=int(unit.max()) + 1)
+    # Cold, where nothing longer is taken, or hot, where all is.
+    for hot in (1e-12, 1e9):
+        packing = no_wait._make_packing(tables, period, cuts, unit, gpu)
+        before = counted(packing, gpu)[1].sum()
+        no_wait._pack(lean(packing), steps, hot, hot, draw)
+        used, energy = counted(packing, packing.gpu)
+        assert packing.used == pytest.approx(used)
+        assert packing.energy == pytest.approx(energy, abs=1e-9)
+        best = counted(packing, packing.best)[1].sum()
+        assert best <= min(before, energy.sum()) + 1e-9
+        if hot < 1:
+            assert energy.sum() <= before + 1e-9
+        elif steps and gpus > 1 and best + packing.apart > no_wait.ROUNDED:
+            assert len(gpu) == 1 or (packing.gpu != gpu).any()
+
+
+@trials(400, by_day=40)
+@given(chains(), PERIODS, st.integers(1, 4), st.integers(0, 99))
+def test_layers_on_two_gpus_send_and_those_on_one_wait(
+    chain: Chain, period: int, gpus: int, seed: int
+) -> None:
+    draw, layers = np.random.default_rng(seed), len(chain.layers)
+    tables, gpu = tables_of(chain, gpus), draw.integers(gpus, size=layers)
+    cuts = draw.random(layers - 1) < 0.5
+    packing = no_wait._make_packing(tables, period, cuts, np.arange(layers), gpu)
+    length, sent = np.diff(tables.time[0, :2]), tables.sending[0, :-1]
+    overlaps = no_wait._overlaps(no_wait._times(period, length, sent * cuts), length, period)
+    waits = sum(overlaps[u, v] for u, v in combinations(range(layers), 2) if gpu[u] == gpu[v])
+    # Behind a cut there is time to send.
+    sends = 2 * (sent * ~cuts * (gpu[1:] != gpu[:-1])).sum()
+    energy = packing.apart + counted(packing, gpu)[1][:, 1].sum()
+    assert energy == pytest.approx((waits + sends) / period)
+
+
+def test_of_a_sum_the_most_of_each_layer_counts() -> None:
+    chain = Chain(layers=tuple(layer(1, 2, 5, weight=3) for _ in range(4)))
+    held = []
+    for reading in ("peak", "sum"):
+        scope = Scope.usual(memory=reading)
+        tables = make_tables(Problem(chain=chain, platform=Platform(2, 99), scope=scope))
+        unit, cuts = np.arange(4), np.ones(3, dtype=bool)
+        held.append(no_wait._make_packing(tables, 5, cuts, unit, unit % 2).held)
+    assert [one.shape for one in held] == [(8, 4), (1, 4)]
+    assert (held[1][0] == held[0].max(axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("finds", "low", "most", "stopped", "searches"),
+    [
+        # What is found begins to count failures anew, and after the last of them it ends.
+        ([90, 90, 80, 80, 80, 80, 80, 80, 80, 70], 0, 900, 0, 8),
+        # At what nothing is below.
+        ([90, 60, 50], 60, 900, 0, 2),
+        ([61, 60.9, 50], 60.9, 900, 0, 2),
+        # When there were enough placements, and when it is asked to.
+        ([90, 80, 70, 60, 50], 0, 32, 0, 2),
+        ([90], 0, 900, 1, 0),
+    ],
+)
+def test_each_packing_is_below_what_was_found(
+    finds: list[float],
+    low: float,
+    most: int,
+    stopped: int,
+    searches: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    known = [10**6, *(round(find * 10**4) for find in finds)]
+    encoded: list[object] = []
+    counts = np.zeros(9, dtype=np.int64)
+    counts[PERIOD] = 990_000
+    work: Any = SimpleNamespace(state=SimpleNamespace(counts=counts), found=np.array([10**6, 7]))
+
+    def pack(tables: object, target: int, steps: int, draw: object) -> list[tuple[str, int]]:
+        asked.append((target, steps))
+        return [("packed", target)]
+
+    def find(tables: object, work: Any, draw: object, plan: Schedule, stop: object) -> int:
+        assert encoded[-1] == ([("packed", asked[-1][0])], work.state, asked[-1][0])
+        work.found[0] = known[len(asked)]
+        assert plan.steps == max(1, most // no_wait.SHORT)
+        return 16
+
+    monkeypatch.setattr(no_wait, "pack_layers", pack)
+    monkeypatch.setattr(no_wait, "encode", lambda *given: encoded.append(given))
+    monkeypatch.setattr(no_wait, "anneal", find)
+    plan = Schedule(steps=most, low=round(low * 10**4), drop=0, hot=1, cold=1)
+    draw, stop = np.random.default_rng(0), np.array([stopped])
+    tables: Any = None
+    assert no_wait.anneal_packings(tables, work, draw, plan, stop) == 16 * searches
+    assert len(asked) == searches
+    target = 990_000
+    for turn, (period, steps) in enumerate(asked):
+        if turn and known[turn] < known[turn - 1]:
+            target = period
+            assert target in {max(plan.low, int(known[turn] * (1 - one))) for one in no_wait.DROPS}
+        # Where nothing was found the same is packed again.
+        assert (period, steps) == (target, no_wait.MOVES * max(1, most // no_wait.SHORT))
 
 
 def test_layers_that_must_share_a_gpu_do() -> None:
