@@ -30,27 +30,31 @@ from tests.solvers.test_general import GENERAL, UNIT
 from tests.strategies import chains
 
 PERIODS = st.integers(9, 40)
+BYTE_A_NS = "1GB/s"
 
 
-def tables_of(chain: Chain, gpus: int = 2, memory: int = 100) -> Tables:
-    scope = Scope.usual()
-    return make_tables(Problem(chain=chain, platform=Platform(gpus, memory), scope=scope))
+def tables_of(
+    chain: Chain, gpus: int = 2, memory: int = 100, bandwidth: str | None = None
+) -> Tables:
+    platform = Platform(gpus, memory, bandwidth=bandwidth)
+    return make_tables(Problem(chain=chain, platform=platform, scope=Scope.usual()))
 
 
 @trials(400, by_day=40)
 @given(chains(), PERIODS)
 def test_a_layer_never_does_two_things_at_once(chain: Chain, period: int) -> None:
-    tables = tables_of(chain)
+    tables = tables_of(chain, bandwidth=BYTE_A_NS)
     length = np.diff(tables.time[0, :2])
-    start = no_wait._times(period, length, tables.sending[0, :-1])
+    sent = tables.sending[0, :-1]
+    start = no_wait._times(period, length, sent)
     for number in range(len(chain.layers)):
         (forward, backward), (long, back) = start[:, number], length[:, number]
         if long + back <= period:
             busy = [*range(forward, forward + long), *range(backward, backward + back)]
             assert len({moment % period for moment in busy}) == long + back
     assert (start[1] >= start[0] + length[0]).all()
-    assert (np.diff(start[0]) >= length[0, :-1]).all()
-    assert (-np.diff(start[1]) >= length[1, 1:]).all()
+    assert (np.diff(start[0]) >= length[0, :-1] + sent).all()
+    assert (-np.diff(start[1]) >= length[1, 1:] + sent).all()
 
 
 @trials(400, by_day=40)
@@ -105,7 +109,7 @@ def test_what_moves_change_is_counted(
     chain: Chain, period: int, gpus: int, seed: int, steps: int
 ) -> None:
     draw = np.random.default_rng(seed)
-    tables = tables_of(chain, gpus, memory=int(draw.integers(1, 30)))
+    tables = tables_of(chain, gpus, memory=int(draw.integers(1, 30)), bandwidth=BYTE_A_NS)
     unit = no_wait._units(tables)
     cuts = draw.random(len(chain.layers) - 1) < 0.5
     gpu = draw.integers(gpus, size=int(unit.max()) + 1)
@@ -131,7 +135,8 @@ def test_layers_on_two_gpus_send_and_those_on_one_wait(
     chain: Chain, period: int, gpus: int, seed: int
 ) -> None:
     draw, layers = np.random.default_rng(seed), len(chain.layers)
-    tables, gpu = tables_of(chain, gpus), draw.integers(gpus, size=layers)
+    tables = tables_of(chain, gpus, bandwidth=BYTE_A_NS)
+    gpu = draw.integers(gpus, size=layers)
     cuts = draw.random(layers - 1) < 0.5
     packing = no_wait._make_packing(tables, period, cuts, np.arange(layers), gpu)
     length, sent = np.diff(tables.time[0, :2]), tables.sending[0, :-1]
