@@ -22,6 +22,8 @@ KINDS: Final = {
     "schedopt.run/1": "a run",
     "schedopt.sweep/1": "a sweep",
 }
+HOLD_PLANS: Final = {"schedopt.comparison/1": "compare", "schedopt.sweep/1": "sweep"}
+"""Commands whose files hold plans, and are shown by a report."""
 
 
 def read_document(path: str | Path, *expected: str) -> dict[str, Any]:
@@ -162,7 +164,12 @@ def _check_format(document: dict[str, Any], expected: Sequence[str]) -> None:
             "is missing", field="format", way_out=f'The first line is "format": "{expected[0]}"'
         )
     actual = KINDS.get(found) if isinstance(found, str) else None
-    rule = f"{found!r:.60} is not supported here"
-    if actual is not None:
+    way_out = f"Give a {' or '.join(expected)} file"
+    if actual is None:
+        rule = f"{found!r:.60} is not supported here"
+    else:
         rule = f"this is {actual}, not {' or '.join(KINDS[name] for name in expected)}"
-    raise InputError(rule, field="format", way_out=f"Give a {' or '.join(expected)} file")
+        if found in HOLD_PLANS and "schedopt.plan/1" in expected:
+            way_out += f", such as schedopt {HOLD_PLANS[found]} --plans writes; this one is for "
+            way_out += "schedopt report"
+    raise InputError(rule, field="format", way_out=way_out)
