@@ -35,7 +35,7 @@ Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-UNITS: Final = 2000
+UNITS: Final = 1 << 14
 """What a GPU has of everything that is limited; what layers take is rounded down."""
 SCALE: Final = 1000
 """What a column weighs about, in whole numbers."""

@@ -96,7 +96,7 @@ def test_what_two_layers_take_of_a_gpu() -> None:
     forced = propagate(Amounts(problem, LARGEST), Fraction(8))
     assert forced is not None
     found = GpuLimits.of(forced)
-    assert found.sizes.tolist() == [[1500, 1500]]
+    assert (found.sizes * 4).tolist() == [[3 * UNITS, 3 * UNITS]]
     assert found.apart.tolist() == [[False, True], [True, False]]
 
 
