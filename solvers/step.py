@@ -1,14 +1,14 @@
 """The shortest step of m micro-batches with a flush.
 
-The published steps come first. Then several allocations are tried: an even split, Next Fit, and
-those that the exact contiguous dynamic programme finds at several steady periods, for the best
-steady plan need not be the best for few micro-batches. Each is run by 1F1B* at its least period
-(stages that share a GPU by the best pattern for k = 1), started as soon as possible, and scored by
-its makespan. Where stages may lie anywhere, a compiled annealing moves layers from GPU to GPU in a
-share of the time. Every plan that the solvers for the steady state find is scored, too, with all
-that is allowed, in a share of the time. Then the order of the best is searched and proven by the
-order model, with a last constraint: that all m end before the next step begins. Where there are few
-allocations, so is that of every other one.
+Several allocations are tried: an even split, Next Fit, and those that the exact contiguous dynamic
+programme finds at several steady periods, for the best steady plan need not be the best for few
+micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by the best pattern
+for k = 1), started as soon as possible, and scored by its makespan. Published steps come before
+them, or behind if they take long. Where stages may lie anywhere, a compiled annealing moves layers
+from GPU to GPU in a share of the time. Every plan that the solvers for the steady state find is
+scored, too, with all that is allowed, in a share of the time. Then the order of the best is
+searched and proven by the order model, with a last constraint: that all m end before the next step
+begins. Where there are few allocations, so is that of every other one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
-from schedopt.solving.replicas.layout import LayoutTime
+from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
 from schedopt.solving.requirements import refuse_unsupported, refuse_updates, require_stages
 from schedopt.solving.run import Run
 from schedopt.solving.shared_links import best_plan
@@ -66,6 +66,8 @@ SHARE: Final = 0.5
 """Of the time that is left then, for steady plans."""
 PUBLISHED: Final = ("one_f_one_b_flush", "interleaved", "zero_bubble")
 """Systems whose step has one GPU for each stage."""
+SHARE_OF_PUBLISHED: Final = 0.1
+"""Of the time, for each of them to come first; else they come behind steps of our own."""
 MOST_PUBLISHED: Final = 4096
 """Micro-batches times GPUs up to which they are laid out."""
 MOST_CHOICES: Final = 20_000
@@ -110,7 +112,7 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
             return
     if moves:
         COMPILATIONS["flush_search"].start()
-    _report_published(problem, count, run)
+    are_quick = _report_published(problem, count, run, SHARE_OF_PUBLISHED)
     plans: list[Plan] = []
     layout = LayoutTime()
     for stages in _allocations(steady, run):
@@ -119,11 +121,15 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
             plans.append(plan)
             if len(plans) == 1:
                 _report_best(plans, problem, run, layout, QUICK_S)
+        if run.stopped() and run.best() is not None and problem.scope.allocation != "fixed":
+            return
     if not plans and problem.scope.allocation == "contiguous":
         for proof in prove_no_stages(steady, run):
             run.report_infeasible(proof)
         return
     _report_best(plans, problem, run, layout)
+    if not are_quick:
+        _report_published(problem, count, run, 1.0)
     if moves and not run.settled():
         report_placed(problem, run)
     if not run.settled():
@@ -158,17 +164,21 @@ def _search_every_allocation(problem: Problem, count: int, run: Run) -> None:
     run.report_bound(Fraction(min(proven), count), scope, Proof(kind))
 
 
-def _report_published(problem: Problem, count: int, run: Run) -> None:
-    """Report the published steps that answer the problem."""
+def _report_published(problem: Problem, count: int, run: Run, share: float) -> bool:
+    """Report published steps that take a share of the time at most; return whether all do."""
     gpus = problem.platform.gpus
     if problem.scope.allocation == "fixed" or count * len(gpus) > MOST_PUBLISHED:
-        return
+        return True
+    # Each F and B comes with a transfer.
+    needed_s = OPERATION_S * 4 * count * len(gpus)
     for name in PUBLISHED:
-        if run.stopped():
-            return
+        left = run.remaining()
+        if run.stopped() or (left is not None and needed_s > share * left):
+            return False
         with suppress(InputError):
             step = published_step(name, problem.chain, problem.platform, count)
             run.report_if_valid(replace(step, scope=problem.scope))
+    return True
 
 
 def report_placed(problem: Problem, run: Run) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +18,7 @@ from schedopt.solving.clock import Clock
 from schedopt.solving.replicas.layout import LayoutTime
 from schedopt.systems.catalogue import find_system
 from schedopt.systems.config import SystemConfig
+from schedopt.systems.steps import published_step
 from tests.budgets import nightly_but, trials
 from tests.layers import layer
 from tests.solvers.asking import (
@@ -267,3 +268,35 @@ def test_long_steps_are_laid_out_once_as_far_as_there_is_time(
     best = run.best()
     assert best is not None
     assert len(best.stages) == laid_out[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"), [(1.0, "published own"), (0.05, "own published"), (0.005, "own")]
+)
+def test_published_steps_that_take_long_come_behind_our_own(
+    seconds: float, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def note(name: str, made_by: Callable[..., Plan]) -> Callable[..., Plan]:
+        def make(*asked: Any) -> Plan:
+            made.append(name)
+            return made_by(*asked)
+
+        return make
+
+    monkeypatch.setattr(step, "published_step", note("published", published_step))
+    monkeypatch.setattr(step, "make_step", note("own", step.make_step))
+    monkeypatch.setattr(step, "OPERATION_S", 1e-4)
+    monkeypatch.setattr(step, "MOST_CHOICES", 0)
+    problem = Problem(
+        chain=Chain(layers=(UNIT,) * 4),
+        platform=Platform(2, 1000),
+        scope=steps(16, allocation="contiguous"),
+    )
+    run = Run(problem)
+    # A published step has 64 operations, and takes 0.0128 s with its transfers.
+    run.clock = Clock(seconds, now=lambda: 0.0)
+    step.solve(problem, run)
+    assert list(dict.fromkeys(made)) == order.split()
+    assert run.best() is not None
