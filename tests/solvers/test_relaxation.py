@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -43,7 +45,7 @@ from schedopt.solvers.relaxation import (
 )
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
-from schedopt.solving.packing_columns import PackingColumns
+from schedopt.solving.packing_columns import GpuLimits, PackingColumns
 from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
@@ -145,6 +147,26 @@ def test_work_that_cannot_be_shared_evenly() -> None:
     assert_exact(Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL), 12)
 
 
+def test_where_there_are_too_many_limits_nothing_is_packed_nor_refuted_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[GpuLimits] = []
+
+    def are_many(limits: GpuLimits) -> bool:
+        asked.append(limits)
+        return False
+
+    monkeypatch.setattr(GpuLimits, "are_few", are_many)
+    monkeypatch.setattr(PackingColumns, "may_hold_all", mock.Mock(side_effect=AssertionError))
+    times = (1000, 500, 300, 200, 200)
+    layers = tuple(layer(time // 2, time // 2) for time in times)
+    problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL)
+    run, _ = relaxed(problem)
+    assert run.bound() == 1200
+    # Once, and nothing shorter or longer is tried.
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(("duplex", "period"), [("half", 20), ("full", 10)])
 def test_a_hop_carries_what_goes_from_node_to_node(
     duplex: Literal["half", "full"], period: int
@@ -203,6 +225,25 @@ def test_what_takes_long_is_asked_again_with_more_work(monkeypatch: pytest.Monke
     assert patience == sorted(patience)
     assert [*seeds] == WORK
     assert [*seeds.values()] == [{number} for number in range(ROUNDS)]
+
+
+def test_instants_are_added_as_long_as_there_is_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+
+    def solve_in_part(model: None, run: Run, *, most_work: float, **_: object) -> tuple[int, Any]:
+        patience.append(most_work)
+        return int(cp_model.FEASIBLE), SimpleNamespace(deterministic_time=0.25)
+
+    monkeypatch.setattr(relaxation, "solve_model", solve_in_part)
+    chosen = SimpleNamespace(stages=lambda _: (Stage(layers=(0, 0), gpus=(0,)),), hint=mock.Mock())
+    model: Any = SimpleNamespace(model=None, chosen=chosen, add_violated=lambda _: True)
+    run = Run(Problem(chain=Chain(layers=(layer(1, 1),)), platform=Platform(1, 9), scope=GENERAL))
+    status, found = relaxation.decide(model, run, 1.0)
+    assert patience == [1.0, 0.75, 0.5, 0.25]
+    # Nothing is known of what was added last, and the last allocation is a start.
+    assert (status, len(found), chosen.hint.call_count) == (int(cp_model.UNKNOWN), 1, 4)
+    model.add_violated = lambda _: False
+    assert relaxation.decide(model, run, 1.0) == (int(cp_model.FEASIBLE), found)
 
 
 def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
