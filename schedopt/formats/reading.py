@@ -170,6 +170,6 @@ def _check_format(document: dict[str, Any], expected: Sequence[str]) -> None:
     else:
         rule = f"this is {actual}, not {' or '.join(KINDS[name] for name in expected)}"
         if found in HOLD_PLANS and "schedopt.plan/1" in expected:
-            way_out += f", such as schedopt {HOLD_PLANS[found]} --plans writes; this one is for "
-            way_out += "schedopt report"
+            way_out += f", such as schedopt {HOLD_PLANS[found]} writes of each plan on request; "
+            way_out += "this one is for schedopt report"
     raise InputError(rule, field="format", way_out=way_out)

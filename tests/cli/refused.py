@@ -218,8 +218,8 @@ PROFILE = """
 """
 PLANS = """
     check gpt2.json                                 => this is a chain, not a plan
-    show points.json => Give a schedopt.plan/1 file, such as schedopt sweep --plans writes; this one
-    check systems.json => such as schedopt compare --plans writes; this one is for schedopt report
+    show points.json => Give a schedopt.plan/1 file, such as schedopt sweep writes of
+    check systems.json => such as schedopt compare writes of each plan on request; this one is
     show missing.json                               => missing.json
     show plan.json -o missing/x.svg                 => missing/x.svg: cannot be written
     show nodes.json -o star.svg                     => this is a platform, not a plan
