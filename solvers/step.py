@@ -112,7 +112,7 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
             return
     if moves:
         COMPILATIONS["flush_search"].start()
-    are_quick = _report_published(problem, count, run, SHARE_OF_PUBLISHED)
+    published = _report_published(PUBLISHED, problem, count, run, SHARE_OF_PUBLISHED)
     plans: list[Plan] = []
     layout = LayoutTime()
     for stages in _allocations(steady, run):
@@ -128,8 +128,7 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
             run.report_infeasible(proof)
         return
     _report_best(plans, problem, run, layout)
-    if not are_quick:
-        _report_published(problem, count, run, 1.0)
+    _report_published(published, problem, count, run, 1.0)
     if moves and not run.settled():
         report_placed(problem, run)
     if not run.settled():
@@ -164,21 +163,23 @@ def _search_every_allocation(problem: Problem, count: int, run: Run) -> None:
     run.report_bound(Fraction(min(proven), count), scope, Proof(kind))
 
 
-def _report_published(problem: Problem, count: int, run: Run, share: float) -> bool:
-    """Report published steps that take a share of the time at most; return whether all do."""
+def _report_published(
+    names: Sequence[str], problem: Problem, count: int, run: Run, share: float
+) -> Sequence[str]:
+    """Report published steps, until one takes more than a share of the time; return the others."""
     gpus = problem.platform.gpus
     if problem.scope.allocation == "fixed" or count * len(gpus) > MOST_PUBLISHED:
-        return True
+        return ()
     # Each F and B comes with a transfer.
     needed_s = OPERATION_S * 4 * count * len(gpus)
-    for name in PUBLISHED:
+    for number, name in enumerate(names):
         left = run.remaining()
         if run.stopped() or (left is not None and needed_s > share * left):
-            return False
+            return names[number:]
         with suppress(InputError):
             step = published_step(name, problem.chain, problem.platform, count)
             run.report_if_valid(replace(step, scope=problem.scope))
-    return True
+    return ()
 
 
 def report_placed(problem: Problem, run: Run) -> None:

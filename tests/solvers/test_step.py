@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -271,22 +271,34 @@ def test_long_steps_are_laid_out_once_as_far_as_there_is_time(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "order"), [(1.0, "published own"), (0.05, "own published"), (0.005, "own")]
+    ("seconds", "takes_s", "order"),
+    [
+        pytest.param(1.0, 0.0, [*step.PUBLISHED, "own"], id="time for all"),
+        pytest.param(0.05, 0.0, ["own", *step.PUBLISHED], id="each takes long"),
+        pytest.param(0.005, 0.0, ["own"], id="each takes too long"),
+        pytest.param(
+            0.15, 0.03, [step.PUBLISHED[0], "own", *step.PUBLISHED[1:]], id="time for the first"
+        ),
+    ],
 )
-def test_published_steps_that_take_long_come_behind_our_own(
-    seconds: float, order: str, monkeypatch: pytest.MonkeyPatch
+def test_published_steps_that_take_long_come_behind_our_own_and_each_once(
+    seconds: float, takes_s: float, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A published step has 64 operations, and should take 0.0128 s with its transfers."""
     made: list[str] = []
 
-    def note(name: str, made_by: Callable[..., Plan]) -> Callable[..., Plan]:
-        def make(*asked: Any) -> Plan:
-            made.append(name)
-            return made_by(*asked)
+    def publish(name: str, *asked: Any) -> Plan:
+        made.append(name)
+        return published_step(name, *asked)
 
-        return make
+    def make_own(*asked: Any) -> Plan:
+        if "own" not in made:
+            made.append("own")
+        return make_step(*asked)
 
-    monkeypatch.setattr(step, "published_step", note("published", published_step))
-    monkeypatch.setattr(step, "make_step", note("own", step.make_step))
+    make_step = step.make_step
+    monkeypatch.setattr(step, "published_step", publish)
+    monkeypatch.setattr(step, "make_step", make_own)
     monkeypatch.setattr(step, "OPERATION_S", 1e-4)
     monkeypatch.setattr(step, "MOST_CHOICES", 0)
     problem = Problem(
@@ -295,8 +307,7 @@ def test_published_steps_that_take_long_come_behind_our_own(
         scope=steps(16, allocation="contiguous"),
     )
     run = Run(problem)
-    # A published step has 64 operations, and takes 0.0128 s with its transfers.
-    run.clock = Clock(seconds, now=lambda: 0.0)
+    run.clock = Clock(seconds, now=lambda: takes_s * sum(name != "own" for name in made))
     step.solve(problem, run)
-    assert list(dict.fromkeys(made)) == order.split()
+    assert made == order
     assert run.best() is not None
