@@ -47,6 +47,7 @@ def search_contiguous(
     """
     from schedopt.solving.replicas.search import StepSearch
     from schedopt.solving.replicas.stages import read_step
+    from schedopt.solving.replicas.step_bound import some_fit
 
     problem = step.problem
     # Whatever else is allowed, the same are found.
@@ -54,9 +55,9 @@ def search_contiguous(
     steps: list[tuple[StepData, int]] = []
     if problem.scope.shard in ("gradient", "parameter"):
         less = read_step(replace(narrow, scope=replace(narrow.scope, shard="optimizer")))
-        if less is not None and less.some_fit:
+        if less is not None and some_fit(less):
             steps.append((less, 0))
-    if step.some_fit:
+    if some_fit(step):
         steps.append((step, find_enough_ns(problem, run, contiguous(problem))))
     searches: list[StepReports] = []
     laid_out: set[Candidate] = set()

@@ -174,7 +174,7 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
         bound, ahead = _prove(with_halves(step), run), False
         if loops is not None and placed is not None:
             ahead = _look_at_others(loops, placed, run, bound)
-        if not (step.some_fit and _search_parts(problem, fold, run, engines=engines)):
+        if bound is None or not _search_parts(problem, fold, run, engines=engines):
             part, behind_s = _part_of_contiguous(problem, run, limit_s, ahead=ahead)
             searches += search_contiguous(step, part, layout, behind_s)
             searches += begin_recomputed(step, run, layout)
@@ -372,14 +372,14 @@ def _refuse_unsupported(problem: Problem) -> None:
 
 def _prove(step: StepData, run: Run) -> int | None:
     """Report the bound of all contiguous steps and return it, ns, or report that there is none."""
-    from schedopt.solving.replicas.step_bound import least_makespan, least_memory
+    from schedopt.solving.replicas.step_bound import least_makespan, least_memory, some_fit
 
     problem = step.problem
     scope = contiguous(problem)
     if not problem.platform.uniform:
         # Stages lie on GPUs in the given order, which says what leads from node to node.
         scope = replace(scope, gpu_order="given")
-    if step.some_fit:
+    if some_fit(step):
         least = least_makespan(step, run)
         run.report_bound(Fraction(least, step.count), scope, PROOF)
         return least

@@ -23,7 +23,7 @@ from schedopt.solvers.contiguous_steps import search_contiguous
 from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
-from schedopt.solving.local_search.compilation import NOT_KEPT, Compilation
+from schedopt.solving.local_search.compilation import COMPILATIONS, NOT_KEPT, Compilation
 from schedopt.solving.replicas import layout
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
@@ -57,6 +57,7 @@ def look_in_vain(loops: LoopedSteps, placed: placed_folds.PlacedFolds, run: Run,
 def test_what_takes_long_to_be_laid_out_is_laid_out_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    COMPILATIONS["replicas"].compile_here()
     laid_out: list[Plan] = []
 
     def note(*given: object) -> Plan:

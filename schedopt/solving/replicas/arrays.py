@@ -284,11 +284,9 @@ class StepData:
         return lean(self.costs), lean(self.machine)
 
     @cached_property
-    def some_fit(self) -> bool:
-        """Whether some stages hold a micro-batch: see `step_bound.fits`."""
-        from schedopt.solving.replicas.step_bound import fits
-
-        return fits(self)
+    def known(self) -> dict[str, bool]:
+        """What was found out of it: see `step_bound.some_fit`."""
+        return {}
 
     def count_parts(self, stages: Iterable[HasGroup]) -> int:
         """Return how many parts do the same next to each other, on GPUs and links of their own.

@@ -29,6 +29,13 @@ def fits(step: StepData, room: int | None = None) -> bool:
     return any(is_possible(step, longest, room) for longest in (2 * _shared_ns(step), NEVER // 2))
 
 
+def some_fit(step: StepData) -> bool:
+    """Whether some stages hold a micro-batch on the GPUs as they are: found out once for a step."""
+    if "some_fit" not in step.known:
+        step.known["some_fit"] = fits(step)
+    return step.known["some_fit"]
+
+
 def _shared_ns(step: StepData) -> int:
     """Return how long all work takes, shared evenly by all GPUs, ns."""
     return max(1, step.count * int(step.costs.load[-1]) // step.machine.gpus)
