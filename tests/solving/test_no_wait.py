@@ -126,7 +126,12 @@ def test_what_moves_change_is_counted(
         if hot < 1:
             assert energy.sum() <= before + 1e-9
         elif steps and gpus > 1 and best + packing.apart > no_wait.ROUNDED:
-            assert len(gpu) == 1 or (packing.gpu != gpu).any()
+            packings = 1
+            # By chance all units may be back where they were, but not each time.
+            while len(gpu) > 1 and (packing.gpu == gpu).all():
+                assert packings < 30
+                no_wait._pack(lean(packing), steps, hot, hot, draw)
+                packings += 1
 
 
 @trials(400, by_day=40)
