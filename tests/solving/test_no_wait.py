@@ -259,6 +259,25 @@ def test_packings_are_tried_and_then_left_where_they_find_nothing(
     assert 0 < kinds.count("packings") < kinds.count("starts") / 4
 
 
+def test_a_search_ends_where_packings_take_more_than_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Problem(chain=Chain(layers=(UNIT,) * 60), platform=Platform(4, 10**6), scope=GENERAL)
+    taken: list[int] = []
+
+    def take(_: Tables, __: Workspace, ___: Any, plan: Schedule, ____: Any) -> int:
+        assert plan.steps > 0
+        taken.append(plan.steps + 700)
+        return taken[-1]
+
+    monkeypatch.setattr(search_module, "anneal_packings", take)
+    monkeypatch.setattr(search_module, "anneal", take)
+    run, params = Run(problem, work_limit=1_000), LocalSearchParams(placements=400)
+    search = LocalSearch(problem, run, 1, params)
+    assert not list(search.rounds(lambda _: None))
+    assert search.placements == sum(taken) > 1_000
+
+
 def test_no_packings_are_tried_where_gpus_work_most_of_the_period() -> None:
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 10**6), scope=GENERAL)
     run = Run(problem)

@@ -288,7 +288,8 @@ class LocalSearch:
             steps = max(1, steps // WARM_PART)
         if limit is None:
             return steps
-        return min(steps, (limit - self.placements) // len(self.workers))
+        # Packings may have taken some more than they had.
+        return max(0, min(steps, (limit - self.placements) // len(self.workers)))
 
     def _length(self, steps: int, k: int) -> int:
         """Return how many placements an annealing has, where one with k = 1 has `steps`.
