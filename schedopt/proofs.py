@@ -112,6 +112,10 @@ class ProofKind(_Worded):
         "relaxation",
         "CP-SAT over all allocations, with spans, counts and sums but without orders",
     )
+    ORDERS_OF_GPUS = (
+        "orders_of_gpus",
+        "weights of layers that are too much for GPUs, in any order of the operations of each",
+    )
     PACKINGS_ONTO_GPUS = "packings_onto_gpus", "CP-SAT over all ways to pack the layers onto GPUs"
     PACKINGS_INTO_HOLES = (
         "packings_into_holes",

@@ -3,8 +3,9 @@
 Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxation`). A period that
 is impossible there, or even if GPUs may hold parts of what fits them
 (`schedopt.solving.packing_columns`), is a bound for every allocation, and for every k where nothing
-is counted at instants (`schedopt.bounds.instants`). Periods are asked about between the bound and
-the best plan, each time with limited work, which does not depend on what else runs.
+is counted at instants (`schedopt.bounds.instants`). So is one at which these parts must have an
+order on their GPU (`schedopt.solving.one_gpu`), for k up to 2. Periods are asked about between the
+bound and the best plan, each time with limited work, which does not depend on what else runs.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.instants import have_instants
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import ForcedWork, is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.interrupts import Stopped, raise_if_stopped
-from schedopt.problem import Problem
+from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.solving.cp_sat import solve_model
+from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 Refutes = Callable[[ForcedWork], bool]
 Question = tuple[Fraction, Refutes]
 PROOF: Final = Proof(ProofKind.RELAXATION)
+PROOF_BY_ORDERS: Final = Proof(ProofKind.ORDERS_OF_GPUS)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
 FIRST_WORK: Final = 0.2
@@ -44,6 +48,8 @@ PACK_WORK: Final = 0.6
 GROWTH: Final = 2
 """Growth factor of the work per round."""
 ROUNDS: Final = 5
+LATE: Final = 2
+"""Rounds after which what looks at orders is worth compiling beside."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much longer a period is than the bound that is asked about first."""
 LARGEST: Final = 1 << 22
@@ -81,6 +87,8 @@ def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...
         for period, refutes in search.questions():
             raise_if_stopped(run.stopped)
             yield search.ask(period, refutes)
+    if search.is_open:
+        search.compile()
 
 
 def one_after_the_other_ns(problem: Problem) -> Fraction:
@@ -98,6 +106,11 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
         total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
+
+
+def have_orders(scope: Scope) -> bool:
+    """Whether `schedopt.solving.one_gpu` speaks of a scope: whole backwards, without recompute."""
+    return have_instants(scope) and not (scope.recompute or scope.split_backward)
 
 
 def decide(
@@ -146,7 +159,9 @@ class _Search:
     packed, unpacked : Fraction
         Not refuted by columns whatever the work, or not looked at; and left open by them in this
         round, ns.
-    columns : list of array of bool, shape (layers,)
+    ordered : Fraction
+        As `packed`, by columns that have an order, ns.
+    columns, ordered_columns : list of array of bool, shape (layers,)
         Those of the last period that was packed.
     round, work : int, float
         Of this round: its number, and the work on each question.
@@ -166,8 +181,9 @@ class _Search:
         best = run.best()
         self.start = () if best is None else best.stages
         self.found: tuple[Stage, ...] = ()
-        self.fits = self.packed = self.unpacked = run.period() or self.longest
+        self.fits = self.packed = self.unpacked = self.ordered = run.period() or self.longest
         self.columns: list[Flags] = []
+        self.ordered_columns: list[Flags] = []
         self.impossible = False
         self.instants: FittingInstants | None = None
         self.round, self.work, self.is_open = 0, FIRST_WORK, False
@@ -189,6 +205,10 @@ class _Search:
                 yield from self.force()
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
+            if self.round >= LATE:
+                self.compile()
+            if self._can_order():
+                yield from self.climb(self._order, most_open=1)
             yield from self.halve()
             yield from self.climb(self._relax)
             if not self.is_open:
@@ -231,9 +251,9 @@ class _Search:
         if best is not None and high == best and self.low < (last := period_below(best, scope)):
             yield last, self._relax
 
-    def climb(self, refutes: Refutes) -> Iterator[Question]:
+    def climb(self, refutes: Refutes, most_open: int = MOST_OPEN) -> Iterator[Question]:
         """Yield periods from the bound on; steps are doubled after what is refuted, else halved."""
-        left, step = MOST_OPEN, FIRST_STEP
+        left, step = most_open, FIRST_STEP
         while left:
             self._catch_up()
             high = min(self._top(refutes), self.low * (1 + 2 * step))
@@ -253,7 +273,7 @@ class _Search:
         if forced is None:
             self._refute(period, proof_of(amounts.problem.scope))
         elif refutes(forced):
-            self._refute(period, PROOF)
+            self._refute(period, PROOF_BY_ORDERS if refutes == self._order else PROOF)
         return self.found
 
     def _pack(self, forced: ForcedWork) -> bool:
@@ -280,6 +300,35 @@ class _Search:
             self.packed = forced.scaled.period
         return not may_pack
 
+    def _order(self, forced: ForcedWork) -> bool:
+        """Whether GPUs cannot hold all layers in parts, those of each with an order there."""
+        from schedopt.solving.one_gpu.columns import GpuOrders
+        from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
+
+        limits = GpuLimits.of(forced)
+        if forced.instants is None or not limits.are_few():
+            self.ordered = self.low
+            return False
+        orders = GpuOrders(forced, limits.sizes, UNITS, limits.apart, self.run.stopped)
+        gpus = len(self.problem.platform.gpus)
+        columns = PackingColumns(limits, gpus, self.run, self.ordered_columns, orders)
+        may_pack = columns.may_hold_all(max(PACK_WORK, GROWTH * self.work))
+        self.ordered_columns = columns.columns
+        if may_pack is None:
+            self.is_open = True
+        elif may_pack:
+            self.ordered = forced.scaled.period
+        return may_pack is False
+
+    def _can_order(self) -> bool:
+        """Whether orders are looked at: once what does it is compiled."""
+        return have_orders(self.problem.scope) and COMPILATIONS["one_gpu"].is_kept()
+
+    def compile(self) -> None:
+        """Begin to compile what looks at orders, for later rounds or the next solve."""
+        if have_orders(self.problem.scope):
+            COMPILATIONS["one_gpu"].start()
+
     def _relax(self, forced: ForcedWork) -> bool:
         """Whether CP-SAT refutes a period; what it finds is a start."""
         from ortools.sat.python import cp_model
@@ -302,7 +351,8 @@ class _Search:
 
     def _top(self, refutes: Refutes) -> Fraction:
         """Return a period from which on all is answered, or need not be."""
-        return min(self.fits, self.packed) if refutes == self._pack else self.fits
+        tops: dict[Refutes, Fraction] = {self._pack: self.packed, self._order: self.ordered}
+        return min(self.fits, tops.get(refutes, self.fits))
 
     def _catch_up(self) -> None:
         """Learn of the bounds and plans that others have found."""

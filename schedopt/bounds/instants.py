@@ -77,6 +77,9 @@ class Instants:
 
     Attributes
     ----------
+    ahead, back : array, shape (layers, layers)
+        From the start of a forward to that of a later layer, and from the end of a backward to that
+        of an earlier layer, at least; 0 for others.
     counts : array, shape (2 * layers, cases, sides, layers)
         Micro-batches of each layer that are in flight at each instant. One case holds for each
         instant: with k = 1 there is one, with k = 2 an interval of f for each. Its sides are the
@@ -103,8 +106,10 @@ class Instants:
         import numpy as np
 
         self.scaled, self.spans, self.pair, self.stopped = scaled, spans, pair, stopped
-        ahead, back = (self._behind(times) + transfers for times in (scaled.ahead, scaled.back))
-        self.counts = counts = np.minimum(self._counts(ahead, back), LONGEST)
+        self.ahead, self.back = (
+            self._behind(times) + transfers for times in (scaled.ahead, scaled.back)
+        )
+        self.counts = counts = np.minimum(self._counts(self.ahead, self.back), LONGEST)
         self.kept, self.received, self.checkpoint = (
             np.minimum(counts * sizes, scaled.room + 1)
             for sizes in (scaled.saved, scaled.input, scaled.checkpoint)

@@ -80,6 +80,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         f"{_SEARCH}way to give layers to GPUs with a shorter period, even with work, memory and "
         "transfers only added up, and nothing put in order."
     ),
+    ProofKind.ORDERS_OF_GPUS: (
+        "Layers have weights of which no GPU can hold its share: all sets of layers that weigh so "
+        "much were ruled out, by work, by memory, or as their operations have no order on one GPU."
+    ),
     ProofKind.ENGINE_CUTS: (
         "The engine runs its own order, so only the cuts were left to choose: each was laid out, "
         "or a bound showed that it is no shorter."

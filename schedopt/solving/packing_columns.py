@@ -16,7 +16,7 @@ floats; the weights of the proof are whole numbers, and so is all that CP-SAT is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +26,23 @@ from ortools.sat.python import cp_model
 from schedopt.solving.cp_sat import solve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from schedopt.bounds.propagation import ForcedWork
+    from schedopt.solving.one_gpu.columns import GpuOrders
     from schedopt.solving.run import Run
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Found = TypeVar("Found")
 
 UNITS: Final = 1 << 14
 """What a GPU has of everything that is limited; what layers take is rounded down."""
 SCALE: Final = 1000
 """What a column weighs about, in whole numbers."""
+FINE: Final = 1_000_000
+"""The same where orders are looked at."""
 MOST_CELLS: Final = 1 << 22
 """Limits, times layers, times columns that are filled at once: no more are looked at."""
 AT_ONCE: Final = 48
@@ -132,6 +136,8 @@ class PackingColumns:
     known : sequence of array of bool, shape (layers,), optional
         Columns of other limits, such as those of another period. What still fits is taken from
         them.
+    orders : GpuOrders, optional
+        Lets columns alone count whose operations may have an order.
 
     Attributes
     ----------
@@ -139,12 +145,20 @@ class PackingColumns:
         Those that are known; to none of them a layer can be added.
     """
 
-    def __init__(self, limits: GpuLimits, gpus: int, run: Run, known: Sequence[Flags] = ()) -> None:
+    def __init__(
+        self,
+        limits: GpuLimits,
+        gpus: int,
+        run: Run,
+        known: Sequence[Flags] = (),
+        orders: GpuOrders | None = None,
+    ) -> None:
         self.limits, self.gpus, self.run, self._before = limits, gpus, run, known
+        self.orders = orders
         self.columns: list[Flags] = []
         self._random = np.random.default_rng(run.seed)
         self._known: set[bytes] = set()
-        self._work = 0.0
+        self._work = self._most_work = 0.0
         self._means = limits.sizes.mean(axis=0) / UNITS
         # What does not fit is as good as one more than fits.
         self._by_layer = np.ascontiguousarray(limits.sizes.clip(max=UNITS + 1).T, dtype=np.int32)
@@ -158,11 +172,11 @@ class PackingColumns:
 
         If they do not, no allocation has the period. Work is in the unit of `solve_model`.
         """
-        self._work = 0.0
+        self._work, self._most_work = 0.0, most_work
         for column in [*self._fill_again(), *self._fill_anew(np.ones(len(self._means)))]:
             self._add(column)
         centre: Floats | None = None
-        while (left := most_work - self._work) > 0 and not self.run.stopped():
+        while self._work < most_work and not self.run.stopped():
             weights = self._weigh()
             if weights is None:
                 return True
@@ -173,10 +187,10 @@ class PackingColumns:
                 asked.insert(0, CENTRE * centre + (1 - CENTRE) * weights)
             centre = asked[0]
             for each in asked:
-                status, found = self._ask(np.rint(SCALE * each).astype(np.int64), left)
-                if status == cp_model.INFEASIBLE:
+                found, is_over = self._ask(each, most_work - self._work)
+                if is_over and not len(found):
                     return False
-                if found is not None and self._add(found):
+                if sum(map(self._add, found)):
                     break
             else:
                 return None
@@ -212,7 +226,10 @@ class PackingColumns:
         sizes, apart = self.limits.sizes, self.limits.apart
         known = np.array([*self._before], dtype=bool).reshape(-1, len(self._means))
         fits = (known @ sizes.T <= UNITS).all(axis=1) & ~(known & (known @ apart)).any(axis=1)
-        return self._fill(known[fits], np.zeros(len(self._means)), self._means)
+        known = known[fits]
+        if self.orders is not None:
+            known = known[self._count(self.orders, lambda orders: orders.fits(known))]
+        return self._fill(known, np.zeros(len(self._means)), self._means)
 
     def _fill_anew(self, weights: Floats) -> Flags:
         """Return columns that are filled by weight, for what is taken of some limits."""
@@ -245,6 +262,9 @@ class PackingColumns:
         taken, rows = taken.copy(), np.arange(len(taken))
         nearly = self._random.uniform(0.75, 1.3, size=taken.shape)
         order = np.argsort(-nearly * (weights + 1e-9) / (cost + 1e-3), axis=1, kind="stable")
+        if self.orders is not None:
+            left_work = max(0.0, self._most_work - self._work)
+            return self._count(self.orders, lambda orders: orders.fill(taken, order, left_work))
         left = UNITS - taken @ sizes
         barred = taken | (taken @ apart)
         for layers in order.T:
@@ -266,22 +286,33 @@ class PackingColumns:
             row.SetCoefficient(self._weights[layer], 1)
         return True
 
-    def _ask(self, weights: Array, most_work: float) -> tuple[int, Flags | None]:
-        """Ask CP-SAT for a column that weighs its share of all layers or more.
-
-        All that still fits is added to it.
-        """
+    def _ask(self, weights: Floats, most_work: float) -> tuple[Flags, bool]:
+        """Return columns that weigh their share of all layers or more; whether all were found."""
+        if self.orders is not None:
+            whole = np.rint(FINE * weights).astype(np.int64)
+            share = -(-int(whole.sum()) // self.gpus)
+            return self._count(
+                self.orders, lambda orders: orders.find_heavy(whole, share, most_work)
+            )
+        whole = np.rint(SCALE * weights).astype(np.int64)
         model = cp_model.CpModel()
-        layers = [model.new_bool_var("") for _ in weights]
+        layers = [model.new_bool_var("") for _ in whole]
         for sizes in self.limits.sizes:
             model.add(cp_model.LinearExpr.weighted_sum(layers, sizes) <= UNITS)
         for first, second in np.argwhere(np.triu(self.limits.apart)):
             model.add_bool_or(~layers[first], ~layers[second])
-        share = -(-int(weights.sum()) // self.gpus)
-        model.add(cp_model.LinearExpr.weighted_sum(layers, weights) >= share)
+        share = -(-int(whole.sum()) // self.gpus)
+        model.add(cp_model.LinearExpr.weighted_sum(layers, whole) >= share)
         status, solver = solve_model(model, self.run, most_work=most_work)
         self._work += solver.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return status, None
+            return np.zeros((0, len(layers)), dtype=bool), status == cp_model.INFEASIBLE
         found = np.array([[solver.boolean_value(layer) for layer in layers]])
-        return status, self._fill(found, np.zeros(len(layers)), self._means)[0]
+        return self._fill(found, np.zeros(len(layers)), self._means), False
+
+    def _count(self, orders: GpuOrders, ask: Callable[[GpuOrders], Found]) -> Found:
+        """Return what is asked about orders, and count its work."""
+        before = orders.work
+        found = ask(orders)
+        self._work += orders.work - before
+        return found

@@ -269,7 +269,7 @@ def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.Monk
 
 def test_what_periods_force_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("climb", "halve"):
-        monkeypatch.setattr(_Search, name, lambda *_: iter(()))
+        monkeypatch.setattr(_Search, name, lambda *_, **__: iter(()))
     layers = tuple(layer(1000, 1000, 2) for _ in range(4))
     scope = Scope(allocation="general", memory="peak", max_k=1)
     problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 4), scope=scope)

@@ -38,7 +38,7 @@ NOT_KEPT: Final = (
 """The same where the next solve has it no sooner."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
-COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search", "engines")
+COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search", "engines", "one_gpu")
 """Rooms of `schedopt.solving` in which functions are compiled."""
 
 
@@ -191,6 +191,11 @@ COMPILATIONS: Final = {
             "engines",
             "schedopt.solving.engines.order:compile_runs",
             "makespan.steps_in_order",
+        ),
+        Compilation(
+            "one_gpu",
+            "schedopt.solving.one_gpu.columns:compile_columns",
+            "heavy_columns.find_heavy",
         ),
     )
 }

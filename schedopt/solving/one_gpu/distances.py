@@ -1,0 +1,214 @@
+"""Least distances between the operations of a GPU, and what follows from them, compiled.
+
+A GPU runs k forwards and k backwards of each of its layers in a period P = k T, and all comes again
+after P. Let the operation a start at x[a] and take d[a]. As it runs alone, each other one has a
+whole number K of turns with
+
+    x[b] + d[b] + K P <= x[a] <= x[b] + (K + 1) P - d[a]
+
+so that K turns of b after its first one end before a starts, and no more. What is in flight of a
+layer when a starts, or just before it ends, is a difference of such numbers: forwards that ended
+before less backwards that did. Each distance says what the K are at least and at most, each memory
+that is short limits them, and they lengthen distances.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from schedopt.solving.local_search.njit import njit_kernel
+
+Array = npt.NDArray[np.int64]
+
+NONE: Final = -(1 << 50)
+"""A distance of which nothing is known."""
+FEW: Final = -(1 << 30)
+MANY: Final = 1 << 30
+"""Turns of which nothing is known."""
+DEPTH: Final = 64
+"""Choices of turns on top of each other, at most."""
+
+
+class Scratch(NamedTuple):
+    """What a question about an order is worked out in, for up to m layers: see `make_scratch`.
+
+    Parameters
+    ----------
+    behind : (DEPTH + 2, 2 k m, 2 k m) array
+        Least distance from the start of an operation to that of another one, by the choice. The
+        first micro-batch has the forwards of all layers, then their backwards; so has the second.
+    length, start : (2 k m,) array
+        Of each operation.
+    saved : (m,) array
+    beside : (2 m,) array
+        What is there when an operation of a layer runs, beside what is saved.
+    layers : (m,) array
+        Those that take time, by number.
+    done : (2,) array
+        Distances that were looked at; questions.
+    """
+
+    behind: npt.NDArray[np.int64]
+    length: Array
+    start: Array
+    saved: Array
+    beside: Array
+    layers: Array
+    done: Array
+
+
+def make_scratch(k: int, layers: int) -> Scratch:
+    """Return the scratch of questions about up to so many layers."""
+    operations, whole = 2 * k * layers, np.int64
+    return Scratch(
+        behind=np.empty((DEPTH + 2, operations, operations), dtype=whole),
+        length=np.empty(operations, dtype=whole),
+        start=np.empty(operations, dtype=whole),
+        saved=np.empty(layers, dtype=whole),
+        beside=np.empty(2 * layers, dtype=whole),
+        layers=np.empty(layers, dtype=whole),
+        done=np.zeros(2, dtype=whole),
+    )
+
+
+@njit_kernel
+def add_distance(
+    behind: Array, count: int, first: int, second: int, least: int, done: Array
+) -> bool:
+    """Let one operation start so much behind another one; False if it cannot."""
+    if least <= behind[first, second]:
+        return True
+    if behind[second, first] > NONE and behind[second, first] + least > 0:
+        return False
+    done[0] += count * count
+    for before in range(count):
+        way = behind[before, first]
+        if way == NONE:
+            continue
+        way += least
+        for after in range(count):
+            rest = behind[second, after]
+            if rest > NONE and way + rest > behind[before, after]:
+                behind[before, after] = way + rest
+    return True
+
+
+@njit_kernel
+def least_turns(behind: Array, length: Array, period: int, one: int, other: int) -> int:
+    """Return how many turns of another operation end before one starts, at least."""
+    least = behind[other, one]
+    if least == NONE:
+        return FEW
+    return int(-(-(least + length[one]) // period) - 1)
+
+
+@njit_kernel
+def most_turns(behind: Array, length: Array, period: int, one: int, other: int) -> int:
+    """Return how many turns of another operation end before one starts, at most."""
+    least = behind[one, other]
+    if least == NONE:
+        return MANY
+    return int((-least - length[other]) // period)
+
+
+@njit_kernel
+def forwards_before(behind: Array, length: Array, period: int, one: int, forward: int) -> int:
+    """Return the last turn of a forward that has begun when one runs, at least."""
+    return 0 if forward == one else least_turns(behind, length, period, one, forward)
+
+
+@njit_kernel
+def backwards_before(behind: Array, length: Array, period: int, one: int, backward: int) -> int:
+    """Return the last turn of a backward that has ended when one runs, at most."""
+    return -1 if backward == one else most_turns(behind, length, period, one, backward)
+
+
+@njit_kernel
+def keep_alone(behind: Array, length: Array, count: int, period: int, done: Array) -> int:
+    """Lengthen distances to whole turns: 1 if some were, 0 if none, -1 if they cannot be."""
+    changed = 0
+    for one in range(count):
+        for other in range(count):
+            if one == other or behind[other, one] == NONE:
+                continue
+            turns = least_turns(behind, length, period, one, other)
+            least = turns * period + length[other]
+            if least > behind[other, one]:
+                changed = 1
+                if not add_distance(behind, count, other, one, least, done):
+                    return -1
+    return changed
+
+
+@njit_kernel
+def held_at(
+    behind: Array, length: Array, layers: int, k: int, period: int, saved: Array, one: int
+) -> int:
+    """Return what layers have saved when an operation runs, at least."""
+    held = 0
+    for layer in range(layers):
+        for number in range(k):
+            forward = number * 2 * layers + layer
+            begun = forwards_before(behind, length, period, one, forward)
+            ended = backwards_before(behind, length, period, one, forward + layers)
+            held += saved[layer] * max(0, begun - ended)
+    return held
+
+
+@njit_kernel
+def fit_memory(behind: Array, layers: int, k: int, period: int, room: int, scratch: Scratch) -> int:
+    """Leave no more in flight than fits: as `keep_alone`."""
+    length, saved, done = scratch.length, scratch.saved, scratch.done
+    count, changed = 2 * k * layers, 0
+    for one in range(count):
+        held = held_at(behind, length, layers, k, period, saved, one)
+        slack = room - scratch.beside[one % (2 * layers)] - held
+        if slack < 0:
+            return -1
+        for layer in range(layers):
+            if saved[layer] == 0:
+                continue
+            more = slack // saved[layer]
+            for number in range(k):
+                forward = number * 2 * layers + layer
+                backward = forward + layers
+                begun = forwards_before(behind, length, period, one, forward)
+                ended = backwards_before(behind, length, period, one, backward)
+                most = max(0, begun - ended) + more
+                if backward != one and begun > FEW:
+                    turns = begun - most
+                    if least_turns(behind, length, period, one, backward) < turns:
+                        changed, least = 1, turns * period + length[backward]
+                        if not add_distance(behind, count, backward, one, least, done):
+                            return -1
+                if forward != one and ended < MANY:
+                    turns = most + ended
+                    if most_turns(behind, length, period, one, forward) > turns:
+                        changed, least = 1, length[one] - (turns + 1) * period
+                        if not add_distance(behind, count, one, forward, least, done):
+                            return -1
+    return changed
+
+
+@njit_kernel
+def narrow(
+    behind: Array, layers: int, k: int, period: int, room: int, until: int, scratch: Scratch
+) -> bool:
+    """Lengthen distances until nothing changes, or enough is done; False if they cannot be.
+
+    Where nothing is saved there may be no end to what lies between two operations.
+    """
+    count, changes = 2 * k * layers, True
+    while changes and scratch.done[0] <= until:
+        scratch.done[0] += 4 * count * count
+        alone = keep_alone(behind, scratch.length, count, period, scratch.done)
+        if alone < 0:
+            return False
+        fits = fit_memory(behind, layers, k, period, room, scratch)
+        if fits < 0:
+            return False
+        changes = alone > 0 or fits > 0
+    return True

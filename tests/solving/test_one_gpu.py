@@ -1,0 +1,259 @@
+"""Orders of the operations of a GPU against all starts, and columns against all sets of layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from schedopt import Platform, Problem, Scope
+from schedopt.bounds import load_bound
+from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.propagation import ForcedWork, propagate
+from schedopt.formats import load_chain
+from schedopt.interrupts import Stopped
+from schedopt.solvers import relaxation
+from schedopt.solvers.relaxation import (
+    LARGEST,
+    PROOF_BY_ORDERS,
+    one_after_the_other_ns,
+    relaxed_allocations,
+)
+from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.one_gpu.columns import GpuOrders
+from schedopt.solving.one_gpu.distances import make_scratch
+from schedopt.solving.one_gpu.heavy_columns import may_have_order
+from schedopt.solving.one_gpu.orders import GpuData
+from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
+from schedopt.solving.run import Run
+from tests.bounds.every_plan import has_plan
+from tests.bounds.linked import linked_problems
+from tests.budgets import trials
+from tests.solvers.conftest import started
+
+__all__ = ["started"]
+
+MOST_DONE = 2_000_000
+"""Enough for so few operations."""
+PERIODS = 64
+"""Of a problem that are looked at."""
+MOST_STARTS = 200_000
+VIT = load_chain(Path("instances/vit-b16.json"))
+VIT_ON_8 = Problem(
+    chain=VIT,
+    platform=Platform(8, 305_261_312, bandwidth="12GB/s"),
+    scope=replace(Scope.usual(), max_k=1),
+)
+"""Tight memory: 1.05 times the least of a contiguous plan, about."""
+
+
+class Case(NamedTuple):
+    """Layers on one GPU, and the distances that their operations keep, of (first, second)."""
+
+    data: GpuData
+    distances: dict[tuple[int, int], int]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw one or two layers with k = 1, or one with k = 2."""
+    k, count = draw(st.sampled_from([(1, 1), (1, 2), (1, 2), (2, 1)]))
+    few, sizes = st.integers(1, 3), st.integers(0, 4)
+
+    def row(values: st.SearchStrategy[int]) -> npt.NDArray[np.int64]:
+        return np.array([draw(values) for _ in range(count)], dtype=np.int64)
+
+    ahead, back = row(few), row(few)
+    period = k * int((ahead + back).sum()) + draw(st.integers(0, 3))
+    spans = ahead + back + row(st.integers(0, period))
+    ways = np.zeros((2, count, count), dtype=np.int64)
+    if count == 2:
+        ways[:, 0, 1] = ahead[0] + draw(sizes), back[0] + draw(sizes)
+        spans[0] = max(spans[0], spans[1] + ways[:, 0, 1].sum())
+    saved, weight, workspace = row(sizes), row(sizes), row(st.integers(0, 2))
+    held = int((weight + saved * np.maximum(1, spans * k // period)).sum())
+    data = GpuData(
+        period=period,
+        k=k,
+        room=held + draw(st.integers(-1, 4)),
+        ahead=ahead,
+        back=back,
+        weight=weight,
+        saved=saved,
+        workspace=workspace,
+        spans=spans,
+        ways_ahead=ways[0],
+        ways_back=ways[1],
+        timed=np.ones(count, dtype=bool),
+        most_done=MOST_DONE,
+    )
+    distances = {}
+    for number in range(k):
+        for layer in range(count):
+            forward, backward = place(data, number, layer)
+            distances[forward, backward] = int(spans[layer] - back[layer])
+            if layer == 0 and count == 2:
+                later, sooner = place(data, number, 1)
+                distances[forward, later] = int(ways[0][0, 1])
+                distances[sooner, backward] = int(ways[1][0, 1] + back[1] - back[0])
+    return Case(data, distances)
+
+
+def place(data: GpuData, number: int, layer: int) -> tuple[int, int]:
+    """Return the places of the forward and the backward of a layer among all operations."""
+    forward = (number * len(data.ahead) + layer) * 2
+    return forward, forward + 1
+
+
+def has_order(case: Case) -> bool | None:
+    """Whether some whole starts keep all, seen moment by moment; None if there are too many."""
+    data, period = case.data, case.data.period
+    own = [(number, layer) for number in range(data.k) for layer in range(len(data.ahead))]
+    length = [int(row[layer]) for _, layer in own for row in (data.ahead, data.back)]
+    # No operation need come more turns behind the first one than this.
+    turns = int(data.spans.max()) // period + 3
+    if (turns * period) ** (len(length) - 1) > MOST_STARTS:
+        return None
+    axes = [np.arange(1), *[np.arange(-period, (turns - 1) * period)] * (len(length) - 1)]
+    start = np.array(np.meshgrid(*axes, indexing="ij")).reshape(len(length), -1)
+    for (first, second), least in case.distances.items():
+        start = start[:, start[second] - start[first] >= least]
+    good = np.ones(start.shape[1], dtype=bool)
+    for moment in range(period):
+        # In the middle of a unit of time.
+        runs = [(moment - start[one]) % period < length[one] for one in range(len(length))]
+        good &= np.sum(runs, axis=0) <= 1
+        held = np.full(start.shape[1], data.weight.sum())
+        for number, layer in own:
+            forward, backward = place(data, number, layer)
+            begun = (moment - start[forward]) // period
+            ended = (moment - start[backward] - length[backward]) // period
+            held += data.saved[layer] * (begun - ended)
+            held += data.workspace[layer] * (runs[forward] | runs[backward])
+        good &= held <= data.room
+    return bool(good.any())
+
+
+@trials(1000)
+@given(case=cases())
+def test_layers_without_an_order_have_no_starts(case: Case) -> None:
+    found = has_order(case)
+    assume(found is not None)
+    count = len(case.data.ahead)
+    may = may_have_order(np.ones(count, dtype=bool), case.data, make_scratch(case.data.k, count))
+    assert may or not found
+    if case.data.k == 1 and case.data.saved.all():
+        assert may == found
+
+
+def forced_by(problem: Problem) -> ForcedWork | None:
+    """Return what the least period forces that is not refuted by that alone."""
+    amounts = Amounts(problem, LARGEST)
+    low, high = load_bound(problem).period, one_after_the_other_ns(problem)
+    for part in range(PERIODS):
+        period = max(Fraction(1), low + (high - low) * part / PERIODS)
+        if (found := propagate(amounts, period)) is not None:
+            return found
+    return None
+
+
+def orders_of(forced: ForcedWork) -> tuple[GpuLimits, GpuOrders]:
+    limits = GpuLimits.of(forced)
+    return limits, GpuOrders(forced, limits.sizes, UNITS, limits.apart)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@trials(400)
+@given(data=st.data())
+def test_no_plan_has_a_period_that_orders_refute(data: st.DataObject, k: int) -> None:
+    problem = data.draw(linked_problems(longest=5 - k))
+    problem = replace(problem, scope=replace(problem.scope, max_k=k))
+    forced = forced_by(problem)
+    if forced is None:
+        return
+    limits, orders = orders_of(forced)
+    gpus, run = len(problem.platform.gpus), Run(problem, workers=1)
+    if PackingColumns(limits, gpus, run, (), orders).may_hold_all(60) is False:
+        assert not has_plan(problem, forced.scaled.period)
+
+
+@trials(400)
+@given(data=st.data())
+def test_the_heavy_columns_are_those_of_all_sets_of_layers(data: st.DataObject) -> None:
+    problem = data.draw(linked_problems(longest=6))
+    forced = forced_by(problem)
+    assume(forced is not None)
+    assert forced is not None
+    limits, orders = orders_of(forced)
+    count = limits.sizes.shape[1]
+    weights = np.array([data.draw(st.integers(0, 5)) for _ in range(count)], dtype=np.int64)
+    share = data.draw(st.integers(1, max(1, int(weights.sum()))))
+    sets = np.array([*product([False, True], repeat=count)])
+    fits = (sets @ limits.sizes.T <= UNITS).all(axis=1) & ~(sets & (sets @ limits.apart)).any(
+        axis=1
+    )
+    fits &= orders.fits(sets)
+    heavy = {tuple(one) for one in sets[fits & (sets @ weights >= share)]}
+    found, is_over = orders.find_heavy(weights, share, 60.0)
+    assert is_over or len(found)
+    assert {tuple(one) for one in found} <= heavy
+    # What fits at each of its instants, too, must have been found.
+    scaled = forced.scaled
+    rows = np.concatenate([orders.held, orders.held])[: len(orders.held)]
+    own = np.tile(scaled.workspace * orders.data.timed, 2)
+    for one in heavy:
+        layers = np.array(one)
+        instants = np.flatnonzero(np.tile(layers & orders.data.timed, 2))
+        if ((rows[instants] @ layers) + own[instants] <= scaled.room).all():
+            assert len(found)
+
+
+def test_an_order_rules_out_what_sums_allow() -> None:
+    forced = propagate(Amounts(VIT_ON_8, LARGEST), Fraction(760_000_000))
+    assert forced is not None
+    limits, orders = orders_of(forced)
+    answers = [
+        PackingColumns(limits, 8, Run(VIT_ON_8, workers=1), (), each).may_hold_all(5)
+        for each in (None, orders)
+    ]
+    assert answers == [True, False]
+
+
+def test_orders_are_looked_at_once_they_are_compiled() -> None:
+    COMPILATIONS["one_gpu"].compile_here()
+    run = Run(VIT_ON_8, workers=1)
+    questions = relaxed_allocations(VIT_ON_8, run)
+    while not any(bound.proof == PROOF_BY_ORDERS for bound in run.incumbent.bounds):
+        next(questions)
+    refuted = run.bound()
+    assert refuted is not None
+    assert refuted < 776_000_000
+
+
+def test_orders_that_matter_are_compiled_for_the_next_solve(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaxation, "ROUNDS", 1)
+    monkeypatch.setattr(relaxation, "FIRST_WORK", 1e-6)
+    monkeypatch.setattr(relaxation, "PACK_WORK", 1e-6)
+    assert [*relaxed_allocations(VIT_ON_8, Run(VIT_ON_8, workers=1))]
+    assert len(started) == 1
+
+
+def test_a_stop_ends_a_question_about_orders() -> None:
+    forced = propagate(Amounts(VIT_ON_8, LARGEST), Fraction(760_000_000))
+    assert forced is not None
+    limits = GpuLimits.of(forced)
+    orders = GpuOrders(forced, limits.sizes, UNITS, limits.apart, lambda: True)
+    columns = PackingColumns(limits, 8, Run(VIT_ON_8, workers=1), (), orders)
+    with pytest.raises(Stopped):
+        columns.may_hold_all(5)
