@@ -5,6 +5,8 @@ Each row is a command line and what the error says of it, joined by ``=>``.
 
 from __future__ import annotations
 
+from tests.cli.refused_files import PLANS
+
 SOLVE = """
     --gpus 2 --mem 1G                                   => --chain
     --chain gpt2.json --mem 1G                          => --gpus
@@ -215,63 +217,6 @@ PROFILE = """
     own_models:build -o nowhere/chain.json      => nowhere/chain.json: cannot be written
     own_models:build -o plan.json               => plan.json: holds a plan, which would be lost
     --links -o gpt2.json                        => gpt2.json: holds a chain, which would be
-"""
-PLANS = """
-    check gpt2.json                                 => this is a chain, not a plan
-    show points.json => Give a schedopt.plan/1 file, such as schedopt sweep writes of
-    check systems.json => such as schedopt compare writes of each plan on request; this one is
-    show missing.json                               => missing.json
-    show plan.json -o missing/x.svg                 => missing/x.svg: cannot be written
-    show nodes.json -o star.svg                     => this is a platform, not a plan
-    report plan.json -o plan.json                   => plan.json: holds a plan, which would be lost
-    export plan.json --to perfetto -o plan.json => plan.json: holds a plan, which would be lost. Nam
-    run two.plan.json --synthetic -o two.plan.json => two.plan.json: holds a plan, which would be
-    import none --from piper -o plan.json           => plan.json: holds a plan, which would be lost
-    import none --from megatron-args -o gpt2.json => gpt2.json: holds a chain, which would be
-    show empty.json => format: is missing. Give a file of the format schedopt.plan/1,
-    show other.json => format: 'x/1' is not supported here. Give a file of the
-    simulate plan.json --microbatches 0             => --microbatches: 0 is out of range
-    simulate plan.json --microbatches 1000000       => --microbatches: 1000000 would make
-    simulate plan.json -o x.gif => x.gif: .gif is not a kind of picture. End the name in .svg, .png
-    simulate plan.json -o x => x: a name without ending is not a kind of picture. End the name in
-    report plan.json -o missing/page.html           => missing/page.html: cannot be written
-    report plan.json -o x.html --microbatches 0     => --microbatches: 0 is out of range
-    report plan.json -o x.html --compare-with nodes.plan.json   => for another chain
-    report plan.json plan.json -o x.html            => plan.json: is a second file. Give one
-    report plan.json gpt2.json -o x.html => gpt2.json: format: is another kind of file than plan
-    report gpt2.json -o x.html => gpt2.json: format: 'schedopt.chain/1' is not supported here. Give
-    report points.json -o x.html --compare-with plan.json => --compare-with: given without a plan
-    report systems.json -o x.html --microbatches 3 => --microbatches: given with a comparison, whose
-    export plan.json --to paper -o out => Error: --to: 'paper' is not known. Choose torch-csv
-    export plan.json --to torch-csv --microbatches 0 -o out     => Error: --microbatches: 0
-    export plan.json --to torch-csv -o .            => is a folder
-    export nodes.plan.json --to megatron -o out => Error: --to: megatron cannot express it: stage
-    import small.txt --from piper -o c.json         => this looks like pipedream, not piper
-    import small.txt --from piper -o c.json         => --from pipedream
-    import bad.txt --from pipedream -o c.json => line 2.forward_compute_time: -1.5 is negative
-    import small.txt --from pipedream -o c.json --copies 0      => --copies: 0 is out of range
-    import us.json --from superscaler -o p.json => us.json: forward_ns: is not a column of this tabl
-    import ops.json --from superscaler --gpu l4 --model 22B -o p.json => of layers (--layers)
-    import none --from piper -o no/chain.json       => cannot be written
-    import run.sh --from megatron-args --gpus 4 --mem 9G -o p.json => --chain: megatron-args says no
-    import run.sh --from megatron-args --chain gpt2.json -o p.json => --gpus: not given
-    import none --from megatron-args --chain gpt2.json --gpus 4 --mem 9G -o p.json => none: no such
-    import run.sh --from megatron-args --chain gpt2.json --gpus 6 --mem 9G -o p.json => run.sh: --pi
-    import run.sh --from megatron-args --chain chain.json --gpus 4 --mem 9G -o p.json => layers: the
-    import run.sh --from megatron-args --chain four.json --gpus 4 --mem 9G -o p.json => four.json: v
-    import run.sh --from megatron-args --chain gpt2.json --gpus 4 --mem 9G --stages 2 -o p.json => -
-    import run.sh --from megatron-args --chain gpt2.json --gpus 4 --mem 9G --ignore x -o p.json => -
-    import small.txt --from piper --chain gpt2.json -o c.json => --chain: piper has no such thing
-    import small.txt --from piper --gpus 4 -o c.json => --gpus: piper has no such thing
-    import small.txt --from superscaler --gpus 4 -o c.json => --plan and --gpus: go together
-    import ds.json --from deepspeed-json --chain gpt2.json --gpus 4 --mem 9G --partition x -o p => -
-    run two.plan.json --model m:f --microbatches 0  => --microbatches: 0 is out of range
-    run two.plan.json --model m:f --steps 0         => --steps: 0 is out of range
-    run two.plan.json --model m:f --seed 1180591620717411303424 => --seed: a number of 22 digits is
-    run two.plan.json --model m:f --nodes 3 => --nodes: 2 ranks cannot be shared evenly by 3
-    run two.plan.json --model m:f --nodes 2 --backend logical => --nodes: the backend logical is one
-    run two.plan.json                               => --model and --synthetic: give one of them
-    run two.plan.json --model m:f --device cuda:99  => --device: 'cuda:99' is not
 """
 INSTANCE = """
     theorem4 --k 0                          => --k: 0 is out of range. Give an integer from 1 to
