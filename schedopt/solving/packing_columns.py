@@ -187,7 +187,7 @@ class PackingColumns:
                 asked.insert(0, CENTRE * centre + (1 - CENTRE) * weights)
             centre = asked[0]
             for each in asked:
-                found, is_over = self._ask(each, most_work - self._work)
+                found, is_over = self._ask(each)
                 if is_over and not len(found):
                     return False
                 if sum(map(self._add, found)):
@@ -263,8 +263,8 @@ class PackingColumns:
         nearly = self._random.uniform(0.75, 1.3, size=taken.shape)
         order = np.argsort(-nearly * (weights + 1e-9) / (cost + 1e-3), axis=1, kind="stable")
         if self.orders is not None:
-            left_work = max(0.0, self._most_work - self._work)
-            return self._count(self.orders, lambda orders: orders.fill(taken, order, left_work))
+            work = self._left_work
+            return self._count(self.orders, lambda orders: orders.fill(taken, order, work))
         left = UNITS - taken @ sizes
         barred = taken | (taken @ apart)
         for layers in order.T:
@@ -286,14 +286,13 @@ class PackingColumns:
             row.SetCoefficient(self._weights[layer], 1)
         return True
 
-    def _ask(self, weights: Floats, most_work: float) -> tuple[Flags, bool]:
+    def _ask(self, weights: Floats) -> tuple[Flags, bool]:
         """Return columns that weigh their share of all layers or more; whether all were found."""
         if self.orders is not None:
             whole = np.rint(FINE * weights).astype(np.int64)
             share = -(-int(whole.sum()) // self.gpus)
-            return self._count(
-                self.orders, lambda orders: orders.find_heavy(whole, share, most_work)
-            )
+            work = self._left_work
+            return self._count(self.orders, lambda orders: orders.find_heavy(whole, share, work))
         whole = np.rint(SCALE * weights).astype(np.int64)
         model = cp_model.CpModel()
         layers = [model.new_bool_var("") for _ in whole]
@@ -303,12 +302,16 @@ class PackingColumns:
             model.add_bool_or(~layers[first], ~layers[second])
         share = -(-int(whole.sum()) // self.gpus)
         model.add(cp_model.LinearExpr.weighted_sum(layers, whole) >= share)
-        status, solver = solve_model(model, self.run, most_work=most_work)
+        status, solver = solve_model(model, self.run, most_work=self._left_work)
         self._work += solver.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return np.zeros((0, len(layers)), dtype=bool), status == cp_model.INFEASIBLE
         found = np.array([[solver.boolean_value(layer) for layer in layers]])
         return self._fill(found, np.zeros(len(layers)), self._means), False
+
+    @property
+    def _left_work(self) -> float:
+        return max(0.0, self._most_work - self._work)
 
     def _count(self, orders: GpuOrders, ask: Callable[[GpuOrders], Found]) -> Found:
         """Return what is asked about orders, and count its work."""

@@ -242,6 +242,7 @@ def test_orders_are_looked_at_once_they_are_compiled() -> None:
 def test_orders_that_matter_are_compiled_for_the_next_solve(
     started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(COMPILATIONS["one_gpu"], "_process", None)
     monkeypatch.setattr(relaxation, "ROUNDS", 1)
     monkeypatch.setattr(relaxation, "FIRST_WORK", 1e-6)
     monkeypatch.setattr(relaxation, "PACK_WORK", 1e-6)

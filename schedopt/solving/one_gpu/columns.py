@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 MOST_LAYERS: Final = 24
-"""Columns of more layers that take time are not looked at: they may have an order."""
+"""Of those that take time, in a column: one of more may have an order, and is not looked at."""
 MOST_DONE: Final = 1_000_000
 """Distances that are looked at for a column, before it may have an order."""
 CELLS: Final = 1.5e9
