@@ -114,7 +114,7 @@ class ProofKind(_Worded):
     )
     ORDERS_OF_GPUS = (
         "orders_of_gpus",
-        "weights of layers that are too much for GPUs, in any order of the operations of each",
+        "no GPU can hold its share of the layers, whatever the order of its operations",
     )
     PACKINGS_ONTO_GPUS = "packings_onto_gpus", "CP-SAT over all ways to pack the layers onto GPUs"
     PACKINGS_INTO_HOLES = (
