@@ -208,12 +208,11 @@ def test_the_heavy_columns_are_those_of_all_sets_of_layers(data: st.DataObject) 
     assert {tuple(one) for one in found} <= heavy
     # What fits at each of its instants, too, must have been found.
     scaled = forced.scaled
-    rows = np.concatenate([orders.held, orders.held])[: len(orders.held)]
     own = np.tile(scaled.workspace * orders.data.timed, 2)
     for one in heavy:
         layers = np.array(one)
         instants = np.flatnonzero(np.tile(layers & orders.data.timed, 2))
-        if ((rows[instants] @ layers) + own[instants] <= scaled.room).all():
+        if ((orders.held[instants] @ layers) + own[instants] <= scaled.room).all():
             assert len(found)
 
 

@@ -59,6 +59,8 @@ class GpuOrders:
         Each of these.
     apart : array of bool, shape (layers, layers)
         Which layers cannot share a GPU.
+    stopped : callable, optional
+        Says when to give up, by `interrupts.Stopped`.
     """
 
     def __init__(

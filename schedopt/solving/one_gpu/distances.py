@@ -47,8 +47,8 @@ class Scratch(NamedTuple):
         What is there when an operation of a layer runs, beside what is saved.
     layers : (m,) array
         Those that take time, by number.
-    done : (2,) array
-        Distances that were looked at; questions.
+    done : (1,) array
+        Distances that were looked at.
     """
 
     behind: npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ def make_scratch(k: int, layers: int) -> Scratch:
         saved=np.empty(layers, dtype=whole),
         beside=np.empty(2 * layers, dtype=whole),
         layers=np.empty(layers, dtype=whole),
-        done=np.zeros(2, dtype=whole),
+        done=np.zeros(1, dtype=whole),
     )
 
 

@@ -152,7 +152,10 @@ def branch(
     other: int,
     scratch: Scratch,
 ) -> tuple[bool, bool]:
-    """Part what is open in two: more turns, and what leaves the least in flight."""
+    """Part what is open in two, the second of which leaves the least in flight.
+
+    Return which of both can be.
+    """
     count, length, done = 2 * k * layers, scratch.length, scratch.done
     least = least_turns(second, length, period, one, other)
     most = most_turns(second, length, period, one, other)
@@ -227,7 +230,6 @@ def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
         return ORDER
     if layers > len(scratch.layers):
         return UNKNOWN
-    scratch.done[1] += 1
     k, period, count, behind = data.k, data.period, 2 * data.k * layers, scratch.behind[0]
     for row in range(count):
         for column in range(count):
