@@ -38,7 +38,8 @@ COMPILED_WITH = COMPILATIONS["local_search"].compile_all
 
 def entry_of(one: Compilation, folder: Path) -> Path:
     """Return the file that says that all is compiled."""
-    return compilation.code_folder(str(folder)) / "room" / f"{one.entry}-1.py311.1.nbc"
+    folder = compilation.code_folder(str(folder)) / f"{one.room}_abc"
+    return folder / f"{one.entry}-1.py311.1.nbc"
 
 
 def test_one_process_serves_all_solves(started: list[Popen[bytes]]) -> None:
@@ -129,6 +130,20 @@ def test_without_an_interpreter_nothing_is_compiled_beside(
     one = Compilation("local_search", COMPILED_WITH, "some.entry")
     one.start()
     assert not one.is_under_way()
+
+
+def test_what_one_room_compiled_says_nothing_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    rooms = [*COMPILATIONS]
+    for number, room in enumerate(rooms):
+        entry = entry_of(COMPILATIONS[room], tmp_path)
+        entry.parent.mkdir(parents=True)
+        entry.touch()
+        assert [COMPILATIONS[name].is_kept() for name in rooms] == [
+            other <= number for other in range(len(rooms))
+        ]
 
 
 @pytest.mark.parametrize("room", COMPILATIONS)

@@ -106,7 +106,8 @@ class Compilation:
 
     def is_kept(self) -> bool:
         """Whether code is there; perhaps not for this processor."""
-        return next(_folder().glob(f"*/{self.entry}-*.nbc"), None) is not None
+        # numba names a folder by that of the source; rooms may have functions of one name.
+        return next(_folder().glob(f"{self.room}_*/{self.entry}-*.nbc"), None) is not None
 
     def wait(self, run: Run, *, late: bool) -> bool:
         """Wait until all is compiled and loaded; False if there is no need to, or asked to stop.
