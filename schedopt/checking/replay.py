@@ -51,9 +51,11 @@ def _count_constants(timeline: Timeline, unknown: frozenset[int]) -> dict[int, i
         if not plan.rule.is_given and position not in unknown:
             size -= timeline.size(position, "parameter_bytes")
         for gpu in set(stage.gpus):
-            home = timeline.home(position, gpu)
-            away = timeline.held(position, gpu) - home
-            less = sum(timeline.size(position, part, away) for part in sharded)
+            home, held = timeline.home(position, gpu), timeline.held(position, gpu)
+            less = sum(
+                timeline.size(position, part, held) - timeline.size(position, part, home)
+                for part in sharded
+            )
             constants[gpu] = constants.get(gpu, 0) + size - less
     return constants
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
@@ -255,14 +255,13 @@ class Timeline:
         own = range(one.places[one.gpus.index(gpu)] % among, experts, among)
         return frozenset([*range(chunks - experts), *(chunks - experts + c for c in own)])
 
-    def size(self, stage: int, part: str, chunks: Iterable[int] | None = None) -> int:
+    def size(self, stage: int, part: str, chunks: Collection[int] | None = None) -> int:
         """Return the bytes that chunks of a stage have of a part of its weights.
 
         By default those of all chunks that are not of experts.
         """
-        total = self._total(stage, part)
-        if chunks is None:
-            return total
+        if chunks is None or (len(chunks) == self.chunks[stage] and not self.experts[stage]):
+            return self._total(stage, part)
         return sum(self._chunk_size(stage, part, chunk, self.chunks[stage]) for chunk in chunks)
 
     def _chunk_size(self, stage: int, part: str, chunk: int, chunks: int) -> int:
