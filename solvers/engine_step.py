@@ -6,9 +6,8 @@ other, and each path bounds the steps of all cuts. All cuts are parted by how ma
 stages have, each part with a bound from a sum of paths over what ranks have room for; with one
 stage a rank, or where layers differ, by where stages begin, with the shortest path through a graph
 of all stages as the bound. From cuts near the least bounds the search goes to better neighbours.
-Where something is left open, and few cuts may beat the best step, all of them are laid out. Else
-CP-SAT looks for a cut of which all known paths are short enough; its longest path is added, until
-there is none.
+Where something is left open then, all cuts of a grid that may beat the best step are laid out, if
+they are few.
 
 Transfers are in the order in which they could go. Where the two directions of a link are in each
 other's way, or a step does not fit for what comes before it is read, another order might be better:
@@ -43,7 +42,7 @@ from schedopt.solving.run import Run
 from schedopt.solving.suggestions import suggest
 
 MOST_CUTS: Final = 2_000
-"""Cuts of one shape that are all looked at; for more CP-SAT is asked."""
+"""Cuts of one shape that are all looked at."""
 SHARE_OF_SHAPES: Final = 0.3
 """Of the time, for what is known of all grids beforehand."""
 SHARE_OF_SEARCH: Final = 0.5
@@ -55,7 +54,7 @@ SHARE_OF_WHOLE_LAYERS: Final = 0.3
 TURN_S: Final = 0.5
 """How long the cuts of one shape are parted before another one may be looked at."""
 NEAR: Final = 1.05
-"""The same for a cut that CP-SAT proposes; and a step so close to its bound is good enough."""
+"""A step so close to its bound is good enough."""
 
 
 def solve(problem: Problem, run: Run) -> None:
@@ -266,15 +265,16 @@ class EngineSearch:
         return EngineShape(cuts, low)
 
     def _refute(self, shapes: list[EngineShape]) -> None:
-        """Compare the cuts of the shape whose bound is least, or ask CP-SAT, again and again.
+        """Part the cuts of the shape whose bound is least, or compare them, again and again.
 
         Until there is just time to lay out the step that waits for that.
         """
         reported, turns, run, answers = 0, False, self.run, self.answers
+        stuck: list[EngineShape] = []
         while not run.stopped() and not run.settled() and not answers.is_time():
             for shape in shapes:
                 shape.is_open &= not answers.is_late(shape.low)
-            left = [shape for shape in shapes if shape.is_open]
+            left = [shape for shape in shapes if shape.is_open and shape not in stuck]
             left = [shape for shape in left if not answers.is_hopeless(shape.low)]
             if not left:
                 return
@@ -291,7 +291,7 @@ class EngineSearch:
                 shape.is_open = False
                 continue
             else:
-                self._ask(shape, run)
+                stuck.append(shape)
             least = self._least(shapes)
             if least is not None and least > reported + reported // RISE:
                 reported = least
@@ -310,21 +310,6 @@ class EngineSearch:
                 answers.offer(shape.cuts, begins)
             if perf_counter() >= end or run.stopped():
                 return
-
-    def _ask(self, shape: EngineShape, run: Run) -> None:
-        """Look for a shorter cut of a shape, or refute that there is one."""
-        limit = self.answers.hoped
-        goal = shape.next_goal(limit)
-        known, begins = shape.model(limit, goal).ask(goal, run, shape.most_s)
-        if not known:
-            shape.give_more_time(goal)
-        elif begins is None:
-            shape.refuted(goal)
-        else:
-            length = shape.learn(begins)
-            self.answers.offer(shape.cuts, begins)
-            if limit is None or length < NEAR * limit:
-                self._descend(shape, begins)
 
     def _least(self, shapes: list[EngineShape]) -> int | None:
         """Return what no step is shorter than, ns, as far as it is known; None if there is none."""

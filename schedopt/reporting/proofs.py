@@ -91,7 +91,7 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
     ProofKind.ENGINE_PATHS: (
         "The engine runs its own order, so a step takes as long as its longest path of operations "
         "that wait for each other. Of no cut are all known paths shorter: parts of all cuts were "
-        "bounded by sums of paths, or CP-SAT found none."
+        "bounded by sums of paths."
     ),
     ProofKind.NO_ENGINE_CUT: "Every cut that the engine can run needs more memory than there is.",
     ProofKind.NO_ENGINE_GRID: (

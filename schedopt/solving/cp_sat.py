@@ -22,7 +22,6 @@ def solve_model(
     model: cp_model.CpModel,
     run: Run,
     *,
-    most_s: float | None = None,
     most_work: float | None = None,
     linearize: bool = True,
     simplify: bool = False,
@@ -39,8 +38,6 @@ def solve_model(
     ----------
     model : CpModel
     run : Run
-    most_s : float, optional
-        Seconds after which it is given up, even if the run has more.
     most_work : float, optional
         Deterministic time of CP-SAT after which it is given up: work that it counts, a unit of
         which takes about two seconds of a core. With one worker the answer is the same whatever
@@ -65,9 +62,8 @@ def solve_model(
         parameters.subsolvers.extend(WITHOUT_LINEAR)
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
-    limits = [limit for limit in (run.remaining(), most_s) if limit is not None]
-    if limits:
-        parameters.max_time_in_seconds = max(0.0, min(limits))
+    if (left := run.remaining()) is not None:
+        parameters.max_time_in_seconds = max(0.0, left)
     if most_work is not None:
         parameters.max_deterministic_time = most_work
     status: list[int] = []

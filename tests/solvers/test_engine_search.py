@@ -50,16 +50,6 @@ def test_a_search_that_is_of_no_use_beside_another_one_tells_its_bound() -> None
     assert 9 <= bound <= least
 
 
-def test_splits_that_refute_one_goal_are_not_kept_for_a_later_one() -> None:
-    problem = Problem(
-        chain=transformer(12), platform=Platform(2, 10**6), scope=asked("megatron", 4)
-    )
-    shape = EngineShape(EngineCuts(problem, Grid(ranks=2, chunks=1)))
-    shape.tabulate()
-    assert shape.model(None, shape.low).splits
-    assert not shape.model(None, shape.cuts.longest_step()).splits
-
-
 def test_a_table_that_is_stopped_has_a_bound_of_all_ranks_together() -> None:
     problem = Problem(
         chain=transformer(12), platform=Platform(2, 10**6), scope=asked("megatron", 4)

@@ -9,7 +9,6 @@ from math import comb
 from typing import Final
 
 from schedopt.interrupts import never_stop
-from schedopt.solving.engines.cut_model import EngineCutModel
 from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.descent import Moves, find_better
 from schedopt.solving.engines.graph import MOST_EDGES, EngineGraph
@@ -19,8 +18,6 @@ from schedopt.solving.engines.place_costs import layers_of_places
 from schedopt.solving.engines.table import RankTable, make_table
 from schedopt.solving.engines.tree import EngineTree
 
-BETWEEN: Final = (2, 6, 13, 22, 38)
-"""Where else paths are looked for: between the best cut, 0, and one that CP-SAT proposes, 64."""
 MOST_NEIGHBOURS: Final = 20
 """Of a cut, whose longest paths are taken at first."""
 FIRST_LED: Final = 3
@@ -35,8 +32,6 @@ ALIKE: Final = 0.95
 """Of the work of all places, for them to be taken for the least of their runs."""
 MOST_RUNS: Final = 6
 """Of places that cost the same, for which how many of each a stage has is counted."""
-SHORT_S: Final = 1.0
-"""How long CP-SAT is asked at first, s."""
 RISE: Final = 2000
 """A bound is reported when it has risen by such a part of itself."""
 
@@ -58,11 +53,6 @@ class EngineShape:
         work = cuts.count * min(row[-1] for row in cuts.work) // cuts.ranks
         self.low = max(1, low, work)
         """No cut has a shorter step, ns."""
-        self.asked = 0
-        self.most_s = SHORT_S
-        self._unknown: int | None = None
-        self._model: EngineCutModel | None = None
-        self._longest = 0
         self._table = RankTable(0)
         self._best: tuple[int, FirstLayers] | None = None
         self._tree: EngineGraph | EngineTree | None = None
@@ -83,7 +73,8 @@ class EngineShape:
         """
         cuts = self.cuts
         edges = cuts.parts * (len(cuts.places) + 1) ** 2
-        return edges <= MOST_EDGES and (cuts.chunks == 1 or not are_alike(cuts, self._runs))
+        counts_runs = cuts.chunks > 1 and self._runs and are_alike(cuts, self._runs)
+        return edges <= MOST_EDGES and not counts_runs
 
     def tabulate(self, limit: int | None = None, stopped: Callable[[], bool] = never_stop) -> None:
         """Raise the bound by what links and ranks take, and start from the layers they then have.
@@ -107,7 +98,7 @@ class EngineShape:
 
     def grows_below(self, limit: int | None) -> bool:
         """Whether cuts below a limit, ns, can be parted by what ranks and stages have."""
-        return bool(self._runs) and (self._tree is None or self._tree.grows_below(limit))
+        return self._tree is None or self._tree.grows_below(limit)
 
     def grow(self, limit: int | None, stopped: Callable[[], bool]) -> Iterator[FirstLayers]:
         """Part its cuts where the bound is least, and yield good ones near what bounds them.
@@ -182,83 +173,17 @@ class EngineShape:
 
     @cached_property
     def _paths(self) -> dict[CriticalPath, None]:
-        """The paths that are known, and those that are known to the model."""
+        """The paths that are known at first."""
         begins = self.best[1]
         found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
         for other in Moves.of(self.cuts, begins).begins[:MOST_NEIGHBOURS].tolist():
             found[self.cuts.order.critical_path(*self.cuts.times(tuple(other)))] = None
         return found
 
-    def next_goal(self, limit: int | None) -> int:
-        """Return the step to ask for: at first one below the limit, and then half way."""
-        self.asked += 1
-        high = self.cuts.longest_step() if limit is None else limit - 1
-        if self._unknown is not None:
-            return min(high, self._unknown)
-        if self.asked == 1 or high - self.low <= high // RISE:
-            return high
-        return (self.low + high) // 2
-
-    def model(self, limit: int | None, goal: int) -> EngineCutModel:
-        """Return the model, made anew where its units have become too coarse, or for each goal.
-
-        The latter where it knows which layers ranks can have for a goal.
-        """
-        longest = self.cuts.longest_step() if limit is None else limit
-        splits = self._table.within(goal) if self._runs else []
-        # Splits for another goal would refute too much.
-        fits = self._model is not None and not (splits or self._model.splits)
-        if self._model is None or not fits or self._longest > 2 * longest:
-            self._longest = longest
-            self._model = EngineCutModel(self.cuts, longest, runs=self._runs, splits=splits)
-            for path in self._paths:
-                self._model.add_path(path)
-        return self._model
-
-    def refuted(self, goal: int) -> None:
-        """Note that no cut has a step so short."""
-        self.low, self._unknown = goal + 1, None
-        self.is_open = goal < self.cuts.longest_step()
-
-    def give_more_time(self, goal: int) -> None:
-        """Ask for less, and longer, where CP-SAT could not tell."""
-        self.most_s *= 2
-        self._unknown = max(self.low, (self.low + goal) // 2)
-
-    def learn(self, begins: FirstLayers) -> int:
-        """Add the longest paths of a cut, and of times between it and the best one.
-
-        Return the longest, ns.
-        """
-        assert self._model is not None
-        times, best = self.cuts.times(begins), self.cuts.times(self.best[1])
-        length = self.cuts.order.makespan(*times)
-        found = [self.cuts.order.critical_path(*times)]
-        for part in BETWEEN:
-            lengths, sent = (
-                part * one + (64 - part) * two for one, two in zip(times, best, strict=True)
-            )
-            found.append(self.cuts.order.critical_path(lengths, sent))
-        new = [path for path in dict.fromkeys(found) if path not in self._paths]
-        for path in new:
-            self._paths[path] = None
-            self._model.add_path(path)
-        self.keep(length, begins)
-        if not new:
-            if self._runs:
-                self._tell_apart()
-            else:
-                self._model.forbid(begins)
-        return length
-
     def keep(self, length: int, begins: FirstLayers) -> None:
         """Keep the cut with the shortest step, ns, of those that may fit."""
         if length < self.known_ns and self.cuts.may_fit(begins):
             self._best = length, begins
-
-    def _tell_apart(self) -> None:
-        """Go on with a model in which places have times of their own."""
-        self._runs, self._model, self._unknown = [], None, None
 
 
 def runs_of(cuts: EngineCuts) -> list[range]:

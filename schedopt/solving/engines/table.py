@@ -61,12 +61,6 @@ class RankTable:
     recomputed: int = 0
     again_ns: int = 0
 
-    def within(self, longest_ns: int) -> list[Array]:
-        """Return for each rank the splits with which a step may be so short; none: any."""
-        if longest_ns >= self.reach_ns:
-            return []
-        return [splits[steps <= longest_ns] for splits, steps in self.splits]
-
 
 class _Unit(NamedTuple):
     """What a part of the chain costs that is not cut: ns, and bytes, or less."""
