@@ -176,6 +176,8 @@ class EngineSearch:
         while answers.pending and not self.run.stopped():
             answers.lay_out_pending()
             self._refute(shapes)
+        if self.run.clock.stop_requested() and answers.needs_quick():
+            answers.lay_out_quick(self.shapes)
         self._conclude(shapes)
 
     def find(self, clock: Run, others: Sequence[EngineShape] = ()) -> list[EngineShape]:

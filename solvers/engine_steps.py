@@ -35,6 +35,20 @@ MOST_SHARED: Final = "optimizer"
 """An engine's pipeline shares no more."""
 
 
+def may_run_others(problem: Problem) -> bool:
+    """Whether engines may run steps that the search for contiguous stages does not simulate.
+
+    On links that are alike each grid of theirs is among its stages with equal replicas, and it
+    changes those just as well; but groups of replicas with copies of shards are theirs alone.
+    """
+    from schedopt.solving.replicas.stages import find_fold
+
+    scope = problem.scope
+    if scope.allocation == "general" or problem.degrees != (1,) or scope.hybrid:
+        return True
+    return not problem.platform.uniform or find_fold(problem) > 1
+
+
 @contextmanager
 def engine_steps_beside(problem: Problem, run: Run) -> Iterator[Run]:
     """Report the best steps of engines by a worker of its own, the whole time; give the rest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from schedopt.bounds.recomputation import held_bytes
@@ -16,6 +17,7 @@ from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks, l
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
+from schedopt.systems.list_scheduler import TooManyTasks
 
 
 def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
@@ -23,7 +25,7 @@ def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
 
     When time is up, only if nothing is known beside.
     """
-    with run.hopes.turn:
+    with run.hopes.turn, suppress(TooManyTasks):
         if is_answered(run):
             return
         for plan in propose(problem, seconds):
@@ -34,8 +36,7 @@ def report_grid(problem: Problem, run: Run, seconds: float | None) -> None:
 
 def is_answered(run: Run) -> bool:
     """Whether time is up and a step is known, here or beside, or none must be found."""
-    is_known = run.best() is not None or run.cutoff() is not None
-    return run.stopped() and (is_known or not run.must_answer)
+    return run.stopped() and not run.needs_plan()
 
 
 def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:

@@ -37,7 +37,7 @@ from schedopt.solvers.contiguous_steps import (
     improve,
     search_contiguous,
 )
-from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside
+from schedopt.solvers.engine_steps import EngineSteps, engine_steps_beside, may_run_others
 from schedopt.solvers.fold_search import needed_s
 from schedopt.solvers.fold_search import propose as propose_folds
 from schedopt.solvers.fold_search import propose_again as propose_folds_again
@@ -57,8 +57,10 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
 
 # First steps, in this order.
+QUICK_S: Final = 0.5
+"""For a first answer once time is up, or somebody asks to end."""
 FIRST_S: Final = 5.0
-"""For a first answer while what searches is compiled."""
+"""The same where none takes so little, and while what searches is compiled."""
 SHARE_OF_LOOPS: Final = 0.1
 """Of the time, for looking at looped pipelines where stages may lie anywhere."""
 MORE_OF_LOOPS: Final = 0.1
@@ -110,26 +112,15 @@ def solve(problem: Problem, run: Run) -> None:
         If the problem is not about a training step on equal GPUs.
     """
     _refuse_unsupported(problem)
-    engines = _needs_engines(problem)
+    engines = may_run_others(problem)
     if engines and run.workers > 1 and run.work_limit is None and run.remaining() is not None:
         with engine_steps_beside(problem, run) as rest:
             _search(problem, rest, engines=False)
     else:
         _search(problem, run, engines=engines)
-
-
-def _needs_engines(problem: Problem) -> bool:
-    """Whether engines may run steps that the search for contiguous stages does not simulate.
-
-    On links that are alike each grid of theirs is among its stages with equal replicas, and it
-    changes those just as well; but groups of replicas with copies of shards are theirs alone.
-    """
-    from schedopt.solving.replicas.stages import find_fold
-
-    scope = problem.scope
-    if scope.allocation == "general" or problem.degrees != (1,) or scope.hybrid:
-        return True
-    return not problem.platform.uniform or find_fold(problem) > 1
+    for seconds in (QUICK_S, FIRST_S):
+        if run.stopped():
+            report_grid(problem, run, seconds)
 
 
 def _search(problem: Problem, run: Run, *, engines: bool) -> None:

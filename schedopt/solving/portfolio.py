@@ -174,7 +174,7 @@ class _Portfolio:
             # Those before are quick, and leave a plan if somebody asks to stop.
             self._begin_to_prove()
             impossible = self._infeasibility()
-        if run.clock.ended():
+        if run.clock.ended() and (self.named or not run.needs_plan()):
             return False
         if impossible is not None:
             # What is quick may still say which memory would do. So does the search for an engine.

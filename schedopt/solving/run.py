@@ -254,6 +254,10 @@ class Run:
         """Return the seconds that are left to this solver; None without a limit."""
         return self.clock.remaining()
 
+    def needs_plan(self) -> bool:
+        """Whether a first plan is worth more than the limit, and none is known, here or beside."""
+        return self.must_answer and self.best() is None and self.cutoff() is None
+
     def stop(self) -> None:
         """Ask the solver to stop soon and report the best that it has."""
         self.clock.stop()

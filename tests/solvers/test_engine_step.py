@@ -198,6 +198,7 @@ def test_one_that_is_asked_to_stop_makes_no_more_tables_and_proves_nothing_by_th
         scope=asked("torch", 2),
     )
     run = Run(problem)
+    run.must_answer = False
     run.stop()
     monkeypatch.setattr(engine_step_solver, "EngineCuts", None)
     search = engine_step_solver.EngineSearch(problem, run)

@@ -45,6 +45,32 @@ def test_a_search_ends_within_its_gap() -> None:
     assert (nearer.status, nearer.period) == ("optimal", Fraction(12))
 
 
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope.usual(),
+        Scope.usual(recompute=True),
+        Scope(),
+        Scope(microbatches=8),
+        Scope(allocation="general", microbatches=8),
+        Scope(engine="torch", microbatches=8),
+    ],
+)
+def test_who_asks_to_stop_before_anything_is_known_has_a_plan_at_once(scope: Scope) -> None:
+    stop = threading.Event()
+    stop.set()
+    result = solve(CHAIN, PLATFORM, scope=scope, stop=stop)
+    assert result.plan is not None
+    # So does who has no time.
+    assert solve(CHAIN, PLATFORM, scope=scope, time_limit=1e-6).plan is not None
+
+
+def test_a_solver_that_is_named_does_not_begin_once_it_is_asked_to_stop() -> None:
+    stop = threading.Event()
+    stop.set()
+    assert solve(CHAIN, PLATFORM, solver="even_split", stop=stop).ladder == ()
+
+
 def test_other_freedoms_are_tried_briefly_where_all_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

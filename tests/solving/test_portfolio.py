@@ -150,7 +150,9 @@ def test_a_phase_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("schedopt.solving.portfolio.load_solver", lambda name: stopped)
     result = solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope())
-    assert [str(phase.note) for phase in result.ladder] == ["stopped early: no plan"]
+    # Others may have a plan at once.
+    assert [phase.solver for phase in result.ladder] == ["even_split", "next_fit", "contiguous"]
+    assert {str(phase.note) for phase in result.ladder} == {"stopped early: no plan"}
     assert result.status == "unknown"
 
 

@@ -179,6 +179,7 @@ def test_a_search_that_is_stopped_ends_for_all_sizes() -> None:
     result = solve(PROFILE, machine(), batch=8, time_limit=60, stop=stop)
     assert result.seconds < 10
     assert len(result.sizes) == 3
+    assert result.plan is not None
 
 
 def test_a_profile_of_several_sizes_needs_a_batch() -> None:

@@ -165,8 +165,8 @@ class EngineAnswers:
 
         That may take twice as long as it is thought to.
         """
-        left = self.run.remaining()
-        if left is None or self._is_known or self.run.clock.stop_requested():
+        left = self._left_s()
+        if left is None or self._is_known:
             return False
         return not self.pending or 2 * self._least_s(self.pending[0][2].grid) >= left
 
@@ -209,8 +209,15 @@ class EngineAnswers:
 
     def has_time(self, grid: Grid) -> bool:
         """Whether there is time to lay out a step on a grid, as a fold where it may be one."""
-        left = self.run.remaining()
+        left = self._left_s()
         return left is None or self._least_s(grid) < left
+
+    def _left_s(self) -> float | None:
+        """Return the seconds that are left; whoever asks to end waits for a quick answer alone."""
+        left = self.run.remaining()
+        if self.run.clock.stop_requested():
+            return QUICK_S if left is None else min(QUICK_S, left)
+        return left
 
     def _least_s(self, grid: Grid) -> float:
         """Return how long that takes, next to other threads."""

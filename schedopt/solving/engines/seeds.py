@@ -39,7 +39,7 @@ def make_shapes(
     )
     made: dict[int, EngineShape] = {}
     for number in quickest:
-        if run.clock.stop_requested():
+        if run.clock.stop_requested() and not run.needs_plan():
             break
         low, grid = grids[number]
         made[number] = make(grid, low)
