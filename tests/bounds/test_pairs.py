@@ -82,6 +82,17 @@ def test_forwards_of_both_do_not_overlap() -> None:
     assert found.mean[-1] == 7
 
 
+def test_the_gap_is_between_the_start_of_one_and_the_end_of_the_other() -> None:
+    # A gap from -3 to -2: B starts its last forward 2 to 3 ns after A ends there, so from A's start
+    # to B's end it is 5 + 2 + 5 ns, or more. A forward and a backward of a GPU take 5 ns of each
+    # 10: so at least 15. But forwards that start between 7 and 13 ns apart overlap, and backwards
+    # that end between 8 and 12 ns apart: so A or B spans 10 ns, and both 15 ns together.
+    found = pair(Gap(1, 4))
+    assert found is not None
+    assert found.crossed[:, -1].tolist() == [5 + 2 + 10, -3]
+    assert found.mean[-1] == 7
+
+
 @pytest.mark.parametrize("memory", ["sum", "peak"])
 def test_no_gap_is_left(memory: Memory) -> None:
     # With T = 5 the second layer fills its GPU. No gap lets two micro-batches of the first layer
