@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby
@@ -73,19 +74,28 @@ class _Search:
     def solve(self) -> tuple[tuple[int, int], list[Stage]] | None:
         """Return objective and stages of the best partition.
 
-        From no limit on t on, the least sum is found, and then one with a smaller longest t, as
-        long as that can be better.
+        The least longest t is found by bisection. Without m that is all; else the least sum is
+        found, and then one with a smaller longest t, as long as that can be better.
         """
-        count = self.problem.scope.microbatches
-        best: tuple[tuple[int, int], list[Stage]] | None = None
-        limit, gpus = NEVER, -1
+        widest = self._least_sum(NEVER, -1)
+        if widest is None:
+            return None
+        count, gpus = self.problem.scope.microbatches, widest[2][-1].gpus[-1] + 1
+        times = np.unique(np.concatenate([options[:, 2] for _, options in self.stages])).tolist()
+        fits = bisect_left(
+            times, True, key=lambda time: self._least_sum(time + 1, gpus) is not None
+        )
+        found = self._least_sum(times[fits] + 1, gpus)
+        assert found is not None
+        total, least, stages = found
+        if count is None:
+            return (least, total), stages
+        best = (total + (count - 1) * least, least), stages
+        # Of all that are better none has a smaller sum than the widest.
+        limit = NEVER if count == 1 else (best[0][0] - widest[0]) // (count - 1) + 1
         while (found := self._least_sum(limit, gpus)) is not None:
-            total, longest, stages = found
-            gpus = stages[-1].gpus[-1] + 1
-            key = (longest, total) if count is None else (total + (count - 1) * longest, longest)
-            if best is None or key < best[0]:
-                best = key, stages
-            limit = longest
+            total, limit, stages = found
+            best = min(best, ((total + (count - 1) * limit, limit), stages), key=itemgetter(0))
         return best
 
     def _stages(self) -> Iterator[tuple[int, int, int, int, int]]:
