@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import lcm
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
 from schedopt.solving.replicas.arrays import NEVER, Array, Machine
 from schedopt.solving.replicas.least_spans import LeastSpans, find_least_spans, name_of_choice
@@ -151,22 +153,27 @@ class ReplicatedDP:
     ) -> StageChain | None:
         """Return stages with which 1F1B* reaches a period, or None (also when stopped).
 
-        Of some numbers of replicas; by default, of all that are looked at.
+        Of some numbers of replicas; by default, of all that are looked at. What is under way when
+        time is up goes on where no plan is known.
         """
-        numbers = np.array(replicas or self._numbers()[-1], dtype=np.int64)
-        while not run.stopped():
-            placed = [*self._read(self._find(numbers, period), numbers)]
-            if not placed:
-                return None
-            chain = self._chain(placed)
-            if chain.fits(period):
-                return chain
-            self._make_exact(chain, placed, period)
-        return None
 
-    def _find(self, numbers: Array, period: int) -> LeastSpans:
+        def is_over() -> bool:
+            return run.stopped() and not run.needs_plan()
+
+        numbers = np.array(replicas or self._numbers()[-1], dtype=np.int64)
         shard = int(self.problem.scope.shard != "none")
-        return find_least_spans(self.costs, self.machine, numbers, self._exact, shard, period)
+        asked = self.costs, self.machine, numbers, self._exact, shard, period
+        with suppress(Stopped):
+            while not run.stopped():
+                found = find_least_spans(*asked, is_over)
+                placed = [*self._read(found, numbers)]
+                if not placed:
+                    return None
+                chain = self._chain(placed)
+                if chain.fits(period):
+                    return chain
+                self._make_exact(chain, placed, period)
+        return None
 
     def _read(self, found: LeastSpans, numbers: Array) -> Iterator[_Placed]:
         """Yield the stages of the whole chain on the fewest GPUs, if there are some."""

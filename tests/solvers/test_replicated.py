@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,7 +28,11 @@ from schedopt import (
 from schedopt.account import memory
 from schedopt.solvers.replicated import propose
 from schedopt.solving import solve_problem
+from schedopt.solving.clock import Clock
+from schedopt.solving.replicas import least_spans
+from schedopt.solving.replicas.machine import read_machine
 from schedopt.solving.replicas.search import StepSearch
+from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.run import Run
 from tests.budgets import trials
 from tests.layers import layer
@@ -102,6 +107,42 @@ THREE = Chain(layers=tuple(layer(time, 0) for time in (4, 2, 6)))
 
 def ask(chain: Chain, platform: Platform, **scope: Any) -> Result:
     return solve(chain, platform, scope=Scope(**{"replicas": None, **scope}), solver="replicated")
+
+
+def small() -> tuple[Problem, ReplicatedDP]:
+    problem = Problem(
+        chain=Chain(layers=tuple(layer(n, 2, n, weight=1, sent=1) for n in (3, 1, 4, 1, 5, 9, 2))),
+        platform=Platform(5, 99, bandwidth="1GB/s"),
+        scope=Scope(replicas=5),
+    )
+    machine = read_machine(problem)
+    assert machine is not None
+    return problem, ReplicatedDP(problem, machine)
+
+
+def test_layer_by_layer_the_same_stages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, search = small()
+    run, periods = Run(problem), range(search.least_period(), search.longest_period() + 1)
+    at_once = [found and found.stages for found in (search.stages_at(one, run) for one in periods)]
+    monkeypatch.setattr(least_spans, "MOST_AT_ONCE", 1)
+    assert at_once == [
+        found and found.stages for found in (search.stages_at(one, run) for one in periods)
+    ]
+    assert len({*at_once}) > 3
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_takes_long_ends_in_the_middle_where_a_plan_is_known(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, search = small()
+    monkeypatch.setattr(least_spans, "MOST_AT_ONCE", 1)
+    run, ticks = Run(problem), count()
+    # Each look at the clock takes a second.
+    run.clock = Clock(4.0, now=lambda: float(next(ticks)))
+    run.must_answer = not is_known
+    assert (search.stages_at(search.longest_period(), run) is None) == is_known
+    assert run.stopped()
 
 
 def test_with_room_for_all_the_whole_chain_has_as_many_replicas_as_there_are_gpus() -> None:

@@ -8,11 +8,12 @@ one of each decides whether the period is possible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine
@@ -23,6 +24,8 @@ from schedopt.solving.replicas.costs import (
 )
 from schedopt.solving.replicas.spans import span_in_front
 
+MOST_AT_ONCE: Final = 10_000
+"""GPUs times options times layers up to which no stop is looked for."""
 AS_MANY_AS_FIT: Final = 1 << 40
 """More micro-batches than are in flight in any plan."""
 MOST_LAYERS: Final = 1 << 13
@@ -194,9 +197,11 @@ def extend_spans(costs: Costs, machine: Machine, known: LeastSpans, first: int) 
 
 
 @njit_entry
-def _find_least_spans(costs: Costs, machine: Machine, known: LeastSpans) -> None:
-    """Fill the tables from the end of the chain. All tuples are lean."""
-    for first in range(costs.load.shape[0] - 2, -1, -1):
+def _find_least_spans(
+    costs: Costs, machine: Machine, known: LeastSpans, begin: int, end: int
+) -> None:
+    """Fill the tables of layers up to an end, from that back. All tuples are lean."""
+    for first in range(end - 1, begin - 1, -1):
         if not costs.joined[first]:
             extend_spans(costs, machine, known, first)
 
@@ -208,6 +213,7 @@ def find_least_spans(
     exact: Mapping[int, int],
     shard: int,
     period: int,
+    stopped: Callable[[], bool] = never_stop,
 ) -> LeastSpans:
     """Return the least spans at a period, ns, for stages of some numbers of replicas, ascending.
 
@@ -222,6 +228,8 @@ def find_least_spans(
         Least times of recompute that are known exactly, ns, by `name_of_choice`.
     shard, period : int
         See `LeastSpans`.
+    stopped : callable, optional
+        Says when to give up, by `interrupts.Stopped`.
     """
     shape = len(costs.load), machine.gpus + 1, len(replicas)
     names = sorted(exact)
@@ -238,5 +246,11 @@ def find_least_spans(
         period=period,
     )
     found.behind[-1, 0] = 0
-    _find_least_spans(lean(costs), lean(machine), lean(found))
+    given = lean(costs), lean(machine), lean(found)
+    at_once, end = max(1, MOST_AT_ONCE // (shape[1] * shape[2])), len(costs.load) - 1
+    while end > 0:
+        raise_if_stopped(stopped)
+        begin = max(0, end - at_once)
+        _find_least_spans(*given, begin, end)
+        end = begin
     return found
