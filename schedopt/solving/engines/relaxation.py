@@ -205,7 +205,7 @@ class EngineRelaxation:
 
     def solve(
         self, branch: Branch, limit: int | None, rounds: int, stopped: Callable[[], bool]
-    ) -> tuple[int | None, Floats | None]:
+    ) -> tuple[int, Floats] | None:
         """Return what no step of a branch is shorter than, ns, and places by run and stage.
 
         It goes on until all paths are known that decide, or a limit is exceeded, or for `rounds`
@@ -214,15 +214,14 @@ class EngineRelaxation:
         for number, (row, usual) in enumerate(zip(self._range_rows, self.ranges, strict=True)):
             row.SetBounds(*map(float, branch.ranges.get(number, usual)))
         if not branch.allowed.any(axis=1).all():
-            return None, None
+            return None
         for counts_of, size, may in zip(self.counts, self.sizes, branch.allowed, strict=True):
             for count, can in zip(counts_of, may.tolist(), strict=True):
                 count.SetUb(size if can else 0)
-        columns = self.columns
+        columns, counts = self.columns, np.zeros(branch.allowed.shape)
         if columns is not None and not columns.keep(branch, limit):
-            none = columns.known_ns(limit)
-            return none, None if none is None else np.zeros(branch.allowed.shape)
-        counts = None
+            known = columns.known_ns(limit)
+            return None if known is None else (known, counts)
         for left in reversed(range(rounds)):
             if not self._solve() or (columns is not None and not self._mix(columns, stopped)):
                 # Nothing is known then, and parts may tell more.
@@ -239,7 +238,7 @@ class EngineRelaxation:
         low = self._prove(branch)
         if columns is not None:
             low = min(low, columns.known_ns(limit) or low)
-        return (low if low <= self.longest else None), counts
+        return (low, counts) if low <= self.longest else None
 
     def _solve(self, parameters: str = WARM) -> bool:
         """Solve the programme; return whether that went well."""

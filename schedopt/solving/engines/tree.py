@@ -88,7 +88,8 @@ class EngineTree:
         parts = self._order(branch, counts) or self._part(branch, counts)
         if not parts and (begins := self._only_cut(branch)) is not None:
             if self.cuts.may_fit(begins):
-                self._stop_at(max(low, self.cuts.schedule_bound(begins)))
+                low = max(low, self.cuts.schedule_bound(begins))
+                self._stuck = low if self._stuck is None else min(low, self._stuck)
             yield begins
         for part in parts:
             yield from self._visit(part, low, limit, LATER_ROUNDS, stopped)
@@ -106,10 +107,6 @@ class EngineTree:
         whole = [least for least, _ in ranges]
         return self._begins(whole) if sum(whole) == sum(self.relaxation.sizes) else None
 
-    def _stop_at(self, low: int) -> None:
-        """Note that no step of a branch that is not parted further is shorter, ns."""
-        self._stuck = low if self._stuck is None else min(low, self._stuck)
-
     def _visit(
         self,
         branch: Branch,
@@ -118,13 +115,10 @@ class EngineTree:
         rounds: int,
         stopped: Callable[[], bool],
     ) -> Iterator[FirstLayers]:
-        found, counts = self.relaxation.solve(branch, limit, rounds, stopped)
+        found = self.relaxation.solve(branch, limit, rounds, stopped)
         if found is None:
             return
-        low = max(low, found)
-        if counts is None:
-            self._stop_at(low)
-            return
+        low, counts = max(low, found[0]), found[1]
         self._number += 1
         heappush(self._open, (low, self._number, branch, counts))
         if limit is not None and low >= limit:
