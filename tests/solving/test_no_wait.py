@@ -96,7 +96,7 @@ def test_layers_that_fit_without_waiting_are_packed() -> None:
 def counted(packing: Packing, gpu: Ints) -> tuple[Floats, Floats]:
     """Return the bytes on each GPU at each moment, and the energies of each, from the start."""
     gpus, units = range(len(packing.room)), range(len(gpu))
-    used = np.array([packing.held[:, gpu == one].sum(axis=1) for one in gpus])
+    used = np.array([packing.held[gpu == one].sum(axis=0) for one in gpus])
     excess = np.maximum(0, used.max(axis=1) / packing.room - 1)
     pairs = [(u, v) for u, v in combinations(units, 2) if gpu[u] == gpu[v]]
     joined = [sum(packing.together[pair] for pair in pairs if gpu[pair[0]] == one) for one in gpus]
@@ -121,6 +121,10 @@ def test_what_moves_change_is_counted(
         used, energy = counted(packing, packing.gpu)
         assert packing.used == pytest.approx(used)
         assert packing.energy == pytest.approx(energy, abs=1e-9)
+        for one, unit_of in product(range(gpus), range(len(gpu))):
+            others = [v for v in np.flatnonzero(packing.gpu == one) if v != unit_of]
+            beside = packing.together[unit_of, others].sum()
+            assert packing.beside[one, unit_of] == pytest.approx(beside, abs=1e-9)
         best = counted(packing, packing.best)[1].sum()
         assert best <= min(before, energy.sum()) + 1e-9
         if hot < 1:
@@ -161,8 +165,8 @@ def test_of_a_sum_the_most_of_each_layer_counts() -> None:
         tables = make_tables(Problem(chain=chain, platform=Platform(2, 99), scope=scope))
         unit, cuts = np.arange(4), np.ones(3, dtype=bool)
         held.append(no_wait._make_packing(tables, 5, cuts, unit, unit % 2).held)
-    assert [one.shape for one in held] == [(8, 4), (1, 4)]
-    assert (held[1][0] == held[0].max(axis=0)).all()
+    assert [one.shape for one in held] == [(4, 8), (4, 1)]
+    assert (held[1][:, 0] == held[0].max(axis=1)).all()
 
 
 @pytest.mark.parametrize(

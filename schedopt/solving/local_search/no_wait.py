@@ -12,7 +12,7 @@ GPU, or two layers exchange theirs. The energy is what the GPUs hold too much at
 share of their memory; how long two layers of one GPU work at the same time, and how long what is
 between layers on two GPUs is sent, as shares of the period. Times first count a transfer behind
 each layer or behind none, then behind those where the first packing has one. With E moments and L
-layers a step takes O(E + L).
+layers a step takes O(E + L), and O(1) if what waits or is sent decides against it.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Packing(NamedTuple):
 
     Parameters
     ----------
-    held : array, shape (E, U)
+    held : array, shape (U, E)
         Bytes of a unit at each moment.
     together : array, shape (U, U)
-        Energy of each two on one GPU: negative where a transfer is saved.
+        Energy of each two on one GPU: negative where a transfer is saved. Of one with itself: 0.
     apart : float
         Energy of all on GPUs of their own.
     room : array, shape (P,)
@@ -84,6 +84,8 @@ class Packing(NamedTuple):
         The best that was found.
     used : array, shape (P, E)
         Room for bytes on each GPU at each moment.
+    beside : array, shape (P, U)
+        Room for the energy of each unit with all others on each GPU.
     energy : array, shape (P, 2)
         Room for the excess and for the energy of those together on each GPU.
     """
@@ -95,6 +97,7 @@ class Packing(NamedTuple):
     gpu: Ints
     best: Ints
     used: Floats
+    beside: Floats
     energy: Floats
 
 
@@ -192,15 +195,18 @@ def _make_packing(tables: Tables, period: int, cuts: Bools, unit: Ints, gpu: Int
     together = _overlaps(start, length, period) - np.diag(new, 1) - np.diag(new, -1)
     of_unit = np.zeros((layers, count))
     of_unit[np.arange(layers), unit] = 1.0
-    held = _held(tables, period, cuts, start, length) @ of_unit
+    held = of_unit.T @ _held(tables, period, cuts, start, length).T
+    of_units = of_unit.T @ together @ of_unit / period
+    np.fill_diagonal(of_units, 0.0)
     return Packing(
-        held=held,
-        together=of_unit.T @ together @ of_unit / period,
+        held=np.ascontiguousarray(held),
+        together=of_units,
         apart=float(new.sum()) / period,
         room=tables.room,
         gpu=gpu.copy(),
         best=gpu.copy(),
-        used=np.zeros((tables.gpus, len(held))),
+        used=np.zeros((tables.gpus, held.shape[1])),
+        beside=np.zeros((tables.gpus, count)),
         energy=np.zeros((tables.gpus, 2)),
     )
 
@@ -263,18 +269,21 @@ def _excess(most: float, room: int) -> float:
 @njit_entry
 def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> None:
     """Search from where units are, and leave the best in `best`."""
-    moments, units = p.held.shape
+    units, moments = p.held.shape
     gpus = p.room.shape[0]
     for gpu in range(gpus):
         p.energy[gpu, 1] = 0.0
         for moment in range(moments):
             p.used[gpu, moment] = 0.0
+        for unit in range(units):
+            p.beside[gpu, unit] = 0.0
     for unit in range(units):
         gpu = p.gpu[unit]
         for moment in range(moments):
-            p.used[gpu, moment] += p.held[moment, unit]
-        for other in range(unit):
-            if p.gpu[other] == gpu:
+            p.used[gpu, moment] += p.held[unit, moment]
+        for other in range(units):
+            p.beside[gpu, other] += p.together[unit, other]
+            if other < unit and p.gpu[other] == gpu:
                 p.energy[gpu, 1] += p.together[unit, other]
     now = p.apart
     for gpu in range(gpus):
@@ -296,26 +305,20 @@ def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> None:
         if source == target:
             continue
         limit = now - hot * np.exp(cooling * step) * np.log(draw.random())
-        left, joined = p.energy[source, 1], p.energy[target, 1]
-        for third in range(units):
-            if third in (unit, other):
-                continue
-            change = p.together[unit, third]
-            if other >= 0:
-                change -= p.together[other, third]
-            if p.gpu[third] == source:
-                left -= change
-            elif p.gpu[third] == target:
-                joined += change
+        left = p.energy[source, 1] - p.beside[source, unit]
+        joined = p.energy[target, 1] + p.beside[target, unit]
+        if other >= 0:
+            left += p.beside[source, other] - p.together[unit, other]
+            joined -= p.beside[target, other] + p.together[unit, other]
         new = now + left - p.energy[source, 1] + joined - p.energy[target, 1]
         new -= p.energy[source, 0] + p.energy[target, 0]
         if new > limit:
             continue
         of_source, of_target = 0.0, 0.0
         for moment in range(moments):
-            bytes_moved = p.held[moment, unit]
+            bytes_moved = p.held[unit, moment]
             if other >= 0:
-                bytes_moved -= p.held[moment, other]
+                bytes_moved -= p.held[other, moment]
             of_source = max(of_source, p.used[source, moment] - bytes_moved)
             of_target = max(of_target, p.used[target, moment] + bytes_moved)
         of_source = _excess(of_source, p.room[source])
@@ -324,11 +327,17 @@ def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> None:
         if new > limit:
             continue
         for moment in range(moments):
-            bytes_moved = p.held[moment, unit]
+            bytes_moved = p.held[unit, moment]
             if other >= 0:
-                bytes_moved -= p.held[moment, other]
+                bytes_moved -= p.held[other, moment]
             p.used[source, moment] -= bytes_moved
             p.used[target, moment] += bytes_moved
+        for third in range(units):
+            change = p.together[unit, third]
+            if other >= 0:
+                change -= p.together[other, third]
+            p.beside[source, third] -= change
+            p.beside[target, third] += change
         p.gpu[unit] = target
         if other >= 0:
             p.gpu[other] = source
