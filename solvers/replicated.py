@@ -33,7 +33,7 @@ from schedopt.result import Infeasibility
 from schedopt.rule import Rule
 from schedopt.solvers import contiguous
 from schedopt.solvers.one_f_one_b_star import proven_scope, report_best
-from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.local_search.compilation import COMPILATIONS, LOADING_S
 from schedopt.solving.replicas.machine import read_machine
 from schedopt.solving.replicated_dp import ReplicatedDP
 from schedopt.solving.requirements import refuse_stages, refuse_unsupported
@@ -72,8 +72,8 @@ def solve(problem: Problem, run: Run) -> None:
             field="platform",
             way_out="Give such a platform, or leave replicas out (Scope.replicas)",
         )
-    compilation = COMPILATIONS["replicas"]
-    if compilation.is_under_way():
+    compilation, left = COMPILATIONS["replicas"], run.remaining()
+    if compilation.is_under_way() or (left is not None and left <= LOADING_S):
         _report_first(problem, run)
     if not compilation.wait(run, late=False):
         return
@@ -96,7 +96,7 @@ def solve(problem: Problem, run: Run) -> None:
 
 
 def _report_first(problem: Problem, run: Run) -> None:
-    """Report the best plan without replicas, which takes no compiler."""
+    """Report the best plan without replicas, which takes no compiler and little time."""
     alone = replace(problem, scope=replace(problem.scope, replicas=1, shard="none"))
     with suppress(InputError):
         contiguous.solve(alone, run)

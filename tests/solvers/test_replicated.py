@@ -29,6 +29,7 @@ from schedopt.account import memory
 from schedopt.solvers.replicated import propose
 from schedopt.solving import solve_problem
 from schedopt.solving.clock import Clock
+from schedopt.solving.registry import load_solver
 from schedopt.solving.replicas import least_spans
 from schedopt.solving.replicas.machine import read_machine
 from schedopt.solving.replicas.search import StepSearch
@@ -143,6 +144,17 @@ def test_what_takes_long_ends_in_the_middle_where_a_plan_is_known(
     run.must_answer = not is_known
     assert (search.stages_at(search.longest_period(), run) is None) == is_known
     assert run.stopped()
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 60.0])
+def test_where_time_is_short_a_plan_without_replicas_comes_first(
+    limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, _ = small()
+    run = Run(problem, time_limit=limit_s)
+    monkeypatch.setattr(ReplicatedDP, "stages_at", lambda *_: run.stop())
+    load_solver("replicated")(problem, run)
+    assert (run.best() is not None) == (limit_s == 1.0)
 
 
 def test_with_room_for_all_the_whole_chain_has_as_many_replicas_as_there_are_gpus() -> None:
