@@ -58,6 +58,8 @@ MOST_GUESSED: Final = 8000
 """Operations and transfers that tell about how long a step is."""
 QUICK_S: Final = 0.2
 """A step that takes less is laid out at once, however many are."""
+FIRST_S: Final = 5.0
+"""One that takes less is laid out where somebody asks to stop and none is known."""
 LONGEST_STEADY: Final = 2
 """The k up to which steady plans are looked for."""
 SHARE_OF_PLACED: Final = 0.5
@@ -79,10 +81,7 @@ WAY: Final = Proof(ProofKind.STEP_OF_RESOURCE)
 
 
 def solve(problem: Problem, run: Run) -> None:
-    """Report the shortest step found, and its proof for an allocation that is given: see `search`.
-
-    Where stages may lie anywhere layers also move from GPU to GPU.
-    """
+    """Report the shortest step found: see `search`; layers move where stages may lie anywhere."""
     search(problem, run, moves=problem.scope.allocation == "general")
 
 
@@ -208,14 +207,16 @@ def _report_best(
         (layout.needed_s(_count_operations(plan, count)), length, plan)
         for length, plan in _by_length(plans, count, run)
     ]
-    every, left_s = [one for one in every if one[0] <= most_s], run.remaining()
+    every = [one for one in every if one[0] <= most_s]
+    left_s = QUICK_S if run.clock.stop_requested() else run.remaining()
     chosen = [one for one in every if left_s is None or one[0] < left_s][:MOST_TRIED]
     if not chosen and run.best() is None:
         chosen = sorted(every, key=itemgetter(0))[:1]
     for needed_s, length, plan in chosen:
         best, left_s = run.best(), run.remaining()
         is_known, is_long = best is not None or asked is not None, needed_s > QUICK_S
-        if (run.stopped() and is_known) or (run.clock.stop_requested() and is_long):
+        at_end_s = FIRST_S if run.needs_plan() else QUICK_S
+        if (run.stopped() and is_known) or (run.clock.stop_requested() and needed_s > at_end_s):
             return
         if is_long and best is not None:
             has_time = left_s is None or needed_s < left_s

@@ -117,6 +117,19 @@ def test_a_step_recomputes_where_that_is_faster() -> None:
     assert with_it.period < 8
 
 
+@pytest.mark.parametrize("must_answer", [True, False])
+def test_who_asks_to_stop_waits_for_a_long_step_only_if_none_is_known(
+    must_answer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "QUICK_S", 0.0)
+    problem = Problem(chain=Chain(layers=(UNIT,) * 6), platform=Platform(3, 99), scope=steps(3))
+    run = Run(problem)
+    run.must_answer = must_answer
+    run.stop()
+    step.solve(problem, run)
+    assert (run.best() is not None) == must_answer
+
+
 def test_a_first_step_comes_before_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(chain=Chain(layers=(UNIT,) * 6), platform=Platform(3, 99), scope=steps(3))
     run = Run(problem)
