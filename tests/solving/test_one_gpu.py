@@ -155,6 +155,57 @@ def test_layers_without_an_order_have_no_starts(case: Case) -> None:
         assert may == found
 
 
+def gpu_data(
+    k: int, period: int, room: int, rows: tuple[tuple[int, ...], ...], ways: tuple[int, ...]
+) -> GpuData:
+    """Return layers by their rows, and by what each and the next one are apart, ahead and back."""
+    ahead, back, weight, saved, workspace, spans = (np.array(row, dtype=np.int64) for row in rows)
+    count = len(ahead)
+    between = np.zeros((2, count, count), dtype=np.int64)
+    for layer in range(count - 1):
+        between[:, layer, layer + 1] = ways[2 * layer : 2 * layer + 2]
+    return GpuData(
+        period=period,
+        k=k,
+        room=room,
+        ahead=ahead,
+        back=back,
+        weight=weight,
+        saved=saved,
+        workspace=workspace,
+        spans=spans,
+        ways_ahead=between[0],
+        ways_back=between[1],
+        timed=np.ones(count, dtype=bool),
+        most_done=MOST_DONE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("k", "period", "room", "rows", "ways"),
+    [
+        (2, 14, 6, ((2, 1), (2, 2), (2, 0), (1, 1), (0, 1), (14, 4)), (4, 6)),
+        (2, 9, 10, ((1, 1), (1, 1), (0, 2), (1, 1), (2, 2), (15, 10)), (3, 2)),
+        (
+            1,
+            12,
+            23,
+            ((2, 3, 1), (3, 1, 2), (0, 4, 2), (4, 2, 3), (1, 1, 0), (26, 15, 5)),
+            (5, 6, 5, 4),
+        ),
+    ],
+)
+def test_choices_of_turns_rule_out_all_orders(
+    k: int, period: int, room: int, rows: tuple[tuple[int, ...], ...], ways: tuple[int, ...]
+) -> None:
+    # Only choices on top of each other say so, of which each must lengthen what it can.
+    data = gpu_data(k, period, room, rows, ways)
+    count = len(data.ahead)
+    layers, scratch = np.ones(count, dtype=bool), make_scratch(k, count)
+    assert not may_have_order(layers, data, scratch)
+    assert may_have_order(layers, data._replace(room=room + 1), scratch)
+
+
 def forced_by(problem: Problem) -> ForcedWork | None:
     """Return what the least period forces that is not refuted by that alone."""
     amounts = Amounts(problem, LARGEST)
