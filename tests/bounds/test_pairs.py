@@ -47,17 +47,20 @@ def test_no_plan_is_refuted(problem: Problem, more: int) -> None:
         assert not has_plan(problem, period)
 
 
-def two_layers() -> Problem:
-    layers = (layer(1, 1, 1), layer(3, 2, 1))
+def two_layers(*times: tuple[int, int]) -> Problem:
+    layers = tuple(layer(ahead, back, 1) for ahead, back in times or [(1, 1), (3, 2)])
     scope = Scope(allocation="general", max_k=2, memory="peak")
     return Problem(chain=Chain(layers=layers), platform=Platform(2, 99), scope=scope)
 
 
-def pair(gap: Gap) -> Pair | None:
-    """Return what a gap forces on the two layers with T = 5, and so P = 10."""
-    scaled = Scaled(Amounts(two_layers()), Fraction(5))
-    spans = np.array([7, 5])
-    return pair_of(Runs(scaled, scaled.resident(spans)), allowed_cuts(scaled), spans, gap)
+def pair(
+    gap: Gap, *times: tuple[int, int], period: int = 5, spans: tuple[int, int] = (7, 5)
+) -> Pair | None:
+    """Return what a gap forces on the two layers with T = 5, and so P = 10, or on others."""
+    scaled = Scaled(Amounts(two_layers(*times)), Fraction(period))
+    return pair_of(
+        Runs(scaled, scaled.resident(np.array(spans))), allowed_cuts(scaled), np.array(spans), gap
+    )
 
 
 def test_distances_of_micro_batches_that_alternate() -> None:
@@ -91,6 +94,16 @@ def test_the_gap_is_between_the_start_of_one_and_the_end_of_the_other() -> None:
     assert found is not None
     assert found.crossed[:, -1].tolist() == [5 + 2 + 10, -3]
     assert found.mean[-1] == 7
+
+
+def test_either_micro_batch_may_come_first_to_a_layer() -> None:
+    # T = 7, and a gap from -2 to 0. Both span 8 ns at least. From B's start to A's end it is 5 ns,
+    # as long as a forward and a backward of the first layer. If A spans 8 ns, B starts at most 3 ns
+    # behind it, while A's forward of 4 ns runs; or at least 4 ns before it. So that is possible.
+    found = pair(Gap(3, 4), (4, 1), (1, 2), period=7, spans=(8, 3))
+    assert found is not None
+    assert found.own.tolist() == [[8, 3], [8, 3]]
+    assert found.crossed.tolist() == [[11, 6], [5, -2]]
 
 
 @pytest.mark.parametrize("memory", ["sum", "peak"])
