@@ -62,15 +62,14 @@ def solve_model(
         parameters.subsolvers.extend(WITHOUT_LINEAR)
     # Ctrl-C is for the run, which then stops the solver.
     parameters.catch_sigint_signal = False
-    if (left := run.remaining()) is not None:
-        parameters.max_time_in_seconds = max(0.0, left)
     if most_work is not None:
         parameters.max_deterministic_time = most_work
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(POLL_S)
+        # The end of the run may move while this goes on.
         if run.stopped():
             solver.stop_search()
+        thread.join(POLL_S)
     return (status[0] if status else int(cp.UNKNOWN)), solver
