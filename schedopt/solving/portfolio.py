@@ -98,7 +98,6 @@ def solve_problem(
         run.idle_share = SHARE_OF_IDLE
     with stopping_first(run.stop), ThreadPoolExecutor(1) as pool:
         portfolio = _Portfolio(problem, run, solver, pool)
-        portfolio.compile()
         try:
             return portfolio.solve(plan)
         finally:
@@ -124,19 +123,17 @@ class _Portfolio:
         self.problem, self.run, self.named, self.pool = problem, run, named, pool
         self.phases = [Phase((named,), "", problem)] if named else [*plan_phases(problem)]
         self.others = [] if named else [*what_if_phases(problem)]
-        names = (name for phase in self.phases for name in phase.solvers)
+        names = [name for phase in self.phases for name in phase.solvers]
+        # What is compiled next to those that need nothing begins before they are loaded.
+        for name in names:
+            if name in COMPILED:
+                COMPILATIONS[COMPILED[name]].start()
         self.solvers = {name: load_solver(name) for name in names}
         self.prover = run.fork(run.workers, 1.0)
         self.proofs = lower_bounds(problem, self.prover.stopped)
         self.proving: Future[None] | None = None
         self.results: list[PhaseResult] = []
         self.refusals: list[InputError] = []
-
-    def compile(self) -> None:
-        """Begin to compile what phases need next to those that need nothing."""
-        for name in (name for phase in self.phases for name in phase.solvers):
-            if name in COMPILED:
-                COMPILATIONS[COMPILED[name]].start()
 
     def solve(self, initial: Plan | None) -> Result:
         """Run the phases one after the other, as long as something is open."""

@@ -19,6 +19,7 @@ from schedopt.families import theorem_4
 from schedopt.proofs import Note, Outcome, Suggestion
 from schedopt.result import Bound, Infeasibility
 from schedopt.solving import Run, portfolio
+from schedopt.solving.local_search.compilation import Compilation
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.asking import ask, on, plan_of, prove
@@ -142,6 +143,19 @@ def test_a_search_waits_for_slow_bounds_only_with_a_limit_of_work(
     result = solve(chain, platform, scope=scope, time_limit=1, gap=0, work_limit=work_limit)
     assert met[0] == (work_limit is None)
     assert result.lower_bound == best.pattern.period - 1
+
+
+def test_what_is_compiled_begins_before_solvers_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def load(name: str) -> Callable[[Problem, Run], None]:
+        seen.append(name)
+        return lambda problem, run: None
+
+    monkeypatch.setattr(Compilation, "start", lambda one: seen.append(one.room))
+    monkeypatch.setattr(portfolio, "load_solver", load)
+    solve(Chain(layers=(LONG, EQUAL)), Platform(2, 99), scope=Scope.usual(), time_limit=1)
+    assert seen.index("local_search") < seen.index("even_split")
 
 
 def test_a_phase_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
