@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.pairs import Gap
 from schedopt.bounds.propagation import propagate
 from schedopt.proofs import ProofKind
 from schedopt.solvers.relaxation import one_after_the_other_ns
@@ -52,12 +53,17 @@ def test_no_plan_is_below(data: st.DataObject, split: bool, recompute: bool, k: 
 
 
 def force(
-    layers: tuple[Layer, ...], period: int, *, k: int = 1, platform: Platform | None = None
+    layers: tuple[Layer, ...],
+    period: int,
+    *,
+    k: int = 1,
+    platform: Platform | None = None,
+    gap: Gap | None = None,
 ) -> tuple[list[int], Any]:
     """Return the spans that a period forces on three GPUs, and the counts at each instant."""
     scope = Scope(allocation="general", max_k=k, memory="peak")
     problem = Problem(chain=Chain(layers=layers), platform=platform or Platform(3, 99), scope=scope)
-    forced = propagate(Amounts(problem), Fraction(period))
+    forced = propagate(Amounts(problem), Fraction(period), gap)
     assert forced is not None
     assert forced.instants is not None
     return forced.spans.tolist(), forced.instants.counts
@@ -105,6 +111,19 @@ def test_what_two_micro_batches_of_a_period_keep() -> None:
     of_first = counts[2, :, :, 0]
     assert of_first.max(axis=1).tolist() == [2] + [3] * (len(of_first) - 1)
     assert of_first[-1].tolist() == [3, 2]
+
+
+def test_what_is_between_two_micro_batches_lengthens_what_they_keep() -> None:
+    # Two layers fill a GPU each, with a period of 6 ns, and B starts its last forward up to 1 ns
+    # behind A's last backward. So at the first layer A ends 3 ns behind B's start at least, and B
+    # 9 ns behind A's start.
+    spans, counts = force((layer(1, 2, 1), layer(1, 2, 1)), 3, k=2, gap=Gap(3, 4))
+    assert spans == [6, 3]
+    own = counts[0, :, :, 0].tolist()
+    # Behind A by 11 / 16 of a period or more, A spans more than one: two of A when A starts, and B.
+    assert own[11:16] == [[3, 2]] * 5
+    # Behind by more than a period: two of A are there as B starts. Before A: two of B as A does.
+    assert own[16:] == [[2, 3], [3, 2]]
 
 
 @pytest.mark.parametrize("k", [1, 2])
