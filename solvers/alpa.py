@@ -106,11 +106,14 @@ class _Search:
         layers = self.problem.chain.layers
         shared = SHARDS.index(self.problem.scope.shard) > 0
         for first in reversed(range(len(self.places) - 1)):
+            largest = 0
             for end in range(first + 1, len(self.places)):
                 a, b = self.places[first], self.places[end]
+                added = layers[self.places[end - 1] : b]
+                largest = max(largest, *(layer.workspace_bytes or 0 for layer in added))
                 time, saved = self.time[b] - self.time[a], self.saved[b] - self.saved[a]
                 optimizer = self.optimizer[b] - self.optimizer[a] if shared else 0
-                workspace = max(layer.workspace_bytes or 0 for layer in layers[a:b]) if time else 0
+                workspace = largest if time else 0
                 spare = self.room - workspace - (self.weight[b] - self.weight[a]) + optimizer
                 each = saved + (layers[a].saved_input_bytes or 0)
                 if self.again:
