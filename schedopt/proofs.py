@@ -116,6 +116,10 @@ class ProofKind(_Worded):
         "orders_of_gpus",
         "no GPU can hold its share of the layers, whatever the order of its operations",
     )
+    ORDERS_OF_ALLOCATIONS = (
+        "orders_of_allocations",
+        "no allocation has orders of its operations on all GPUs that agree",
+    )
     PACKINGS_ONTO_GPUS = "packings_onto_gpus", "CP-SAT over all ways to pack the layers onto GPUs"
     PACKINGS_INTO_HOLES = (
         "packings_into_holes",

@@ -160,7 +160,10 @@ def _bounds_meanwhile(
     def prove() -> None:
         proving_s, began = 0.0, run.clock.seconds()
         try:
-            turns = zip_longest(*(relaxed_allocations(each, fork) for each in problems))
+            # Plans that come when they come would make runs with a limit of work differ.
+            with_plans = run.work_limit is None
+            asked = (relaxed_allocations(each, fork, with_plans=with_plans) for each in problems)
+            turns = zip_longest(*asked)
             for found in chain.from_iterable(turns):
                 allocations.extend([found] if found else [])
                 proving_s += run.clock.seconds() - began

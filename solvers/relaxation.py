@@ -4,8 +4,10 @@ Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxati
 is impossible there, or even if GPUs may hold parts of what fits them
 (`schedopt.solving.packing_columns`), is a bound for every allocation, and for every k where nothing
 is counted at instants (`schedopt.bounds.instants`). So is one at which these parts must have an
-order on their GPU (`schedopt.solving.one_gpu`), for k up to 2. Periods are asked about between the
-bound and the best plan, each time with limited work, which does not depend on what else runs.
+order on their GPU (`schedopt.solving.one_gpu`), for k up to 2; and for k = 1, where GPUs have few
+layers, one at which no allocation has orders on all of them that agree
+(`schedopt.solvers.joint_orders`). Periods are asked about between the bound and the best plan, each
+time with limited work, which does not depend on what else runs.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.amounts import Amounts
-from schedopt.bounds.instants import have_instants
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import ForcedWork, is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.interrupts import Stopped, raise_if_stopped
-from schedopt.problem import Problem, Scope
+from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
+from schedopt.solvers.joint_orders import find_joint, rooms_of_orders
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run
@@ -38,13 +40,16 @@ if TYPE_CHECKING:
 Refutes = Callable[[ForcedWork], bool]
 Question = tuple[Fraction, Refutes]
 PROOF: Final = Proof(ProofKind.RELAXATION)
-PROOF_BY_ORDERS: Final = Proof(ProofKind.ORDERS_OF_GPUS)
+BY_ORDERS: Final = Proof(ProofKind.ORDERS_OF_GPUS)
+BY_ALLOCATIONS: Final = Proof(ProofKind.ORDERS_OF_ALLOCATIONS)
 MOST_PLACES: Final = 3000
 """Layers times GPUs: no more are looked at."""
 FIRST_WORK: Final = 0.2
 """Work on each question in the first round, in the unit of `solve_model`."""
 PACK_WORK: Final = 0.6
 """That on each period that is packed, at least."""
+JOIN_WORK: Final = 1.0
+"""That on each period at which whole allocations are looked at, at least."""
 GROWTH: Final = 2
 """Growth factor of the work per round."""
 ROUNDS: Final = 5
@@ -72,17 +77,19 @@ def solve(problem: Problem, run: Run) -> None:
         pass
 
 
-def relaxed_allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
+def relaxed_allocations(
+    problem: Problem, run: Run, *, with_plans: bool = False
+) -> Iterator[tuple[Stage, ...]]:
     """Yield an allocation for each period that the relaxation allows, and report those it refutes.
 
     For the latter, and where nothing was found, an empty one is yielded. Periods lie between the
     bound of the run and its best plan. What is yielded need not have a plan of that period; it
-    names what it recomputes.
+    names what it recomputes. `with_plans`: those are reported that come with orders that agree.
     """
     places = len(problem.chain.layers) * len(problem.platform.gpus)
     if places > MOST_PLACES or not is_propagated(problem):
         return
-    search = _Search(problem, run)
+    search = _Search(problem, run, with_plans)
     with suppress(Stopped):
         for period, refutes in search.questions():
             raise_if_stopped(run.stopped)
@@ -106,11 +113,6 @@ def one_after_the_other_ns(problem: Problem) -> Fraction:
         total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
         total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
     return Fraction(max(1, total))
-
-
-def have_orders(scope: Scope) -> bool:
-    """Whether `schedopt.solving.one_gpu` speaks of a scope: whole backwards, without recompute."""
-    return have_instants(scope) and not (scope.recompute or scope.split_backward)
 
 
 def decide(
@@ -159,8 +161,8 @@ class _Search:
     packed, unpacked : Fraction
         Not refuted by columns whatever the work, or not looked at; and left open by them in this
         round, ns.
-    ordered : Fraction
-        As `packed`, by columns that have an order, ns.
+    ordered, joined : Fraction
+        As `packed`, by columns that have an order, and by whole allocations, ns.
     columns, ordered_columns : list of array of bool, shape (layers,)
         Those of the last period that was packed.
     round, work : int, float
@@ -173,15 +175,16 @@ class _Search:
         Those of the last model, which often matter for the next one, too.
     """
 
-    def __init__(self, problem: Problem, run: Run) -> None:
-        self.problem, self.run = problem, run
+    def __init__(self, problem: Problem, run: Run, with_plans: bool) -> None:
+        self.problem, self.run, self.with_plans = problem, run, with_plans
         self.amounts = Amounts(problem, LARGEST)
         self.low = period_below(max(load_bound(problem).period, Fraction(1)), problem.scope)
         self.longest = one_after_the_other_ns(problem)
         best = run.best()
         self.start = () if best is None else best.stages
         self.found: tuple[Stage, ...] = ()
-        self.fits = self.packed = self.unpacked = self.ordered = run.period() or self.longest
+        self.fits = self.packed = self.unpacked = run.period() or self.longest
+        self.ordered = self.joined = self.fits
         self.columns: list[Flags] = []
         self.ordered_columns: list[Flags] = []
         self.impossible = False
@@ -207,8 +210,9 @@ class _Search:
                 yield from self.climb(self._pack)
             if self.round >= LATE:
                 self.compile()
-            if self._can_order():
-                yield from self.climb(self._order, most_open=1)
+            for room, refutes in (("all_gpus", self._join), ("one_gpu", self._order)):
+                if room in rooms_of_orders(self.problem) and COMPILATIONS[room].is_kept():
+                    yield from self.climb(refutes, most_open=1)
             yield from self.halve()
             yield from self.climb(self._relax)
             if not self.is_open:
@@ -273,7 +277,8 @@ class _Search:
         if forced is None:
             self._refute(period, proof_of(amounts.problem.scope))
         elif refutes(forced):
-            self._refute(period, PROOF_BY_ORDERS if refutes == self._order else PROOF)
+            known: dict[Refutes, Proof] = {self._order: BY_ORDERS, self._join: BY_ALLOCATIONS}
+            self._refute(period, known.get(refutes, PROOF))
         return self.found
 
     def _pack(self, forced: ForcedWork) -> bool:
@@ -320,14 +325,21 @@ class _Search:
             self.ordered = forced.scaled.period
         return may_pack is False
 
-    def _can_order(self) -> bool:
-        """Whether orders are looked at: once what does it is compiled."""
-        return have_orders(self.problem.scope) and COMPILATIONS["one_gpu"].is_kept()
+    def _join(self, forced: ForcedWork) -> bool:
+        """Whether no allocation has orders that agree; layers of one are columns with an order."""
+        run, most_work = self.run, max(JOIN_WORK, GROWTH * self.work)
+        found = find_joint(forced, run, most_work, with_plan=self.with_plans)
+        if found is None:
+            self.is_open = True
+        elif found:
+            self.joined = self.ordered = self.packed = forced.scaled.period
+            self.found = found
+        return found == ()
 
     def compile(self) -> None:
         """Begin to compile what looks at orders, for later rounds or the next solve."""
-        if have_orders(self.problem.scope):
-            COMPILATIONS["one_gpu"].start()
+        for room in rooms_of_orders(self.problem):
+            COMPILATIONS[room].start()
 
     def _relax(self, forced: ForcedWork) -> bool:
         """Whether CP-SAT refutes a period; what it finds is a start."""
@@ -351,7 +363,11 @@ class _Search:
 
     def _top(self, refutes: Refutes) -> Fraction:
         """Return a period from which on all is answered, or need not be."""
-        tops: dict[Refutes, Fraction] = {self._pack: self.packed, self._order: self.ordered}
+        tops: dict[Refutes, Fraction] = {
+            self._pack: self.packed,
+            self._order: self.ordered,
+            self._join: self.joined,
+        }
         return min(self.fits, tops.get(refutes, self.fits))
 
     def _catch_up(self) -> None:

@@ -84,6 +84,10 @@ EXPLANATIONS: Final[dict[ProofKind, str]] = {
         "Layers have weights of which no GPU can hold its share: all sets of layers that weigh so "
         "much were ruled out, by work, by memory, or as their operations have no order on one GPU."
     ),
+    ProofKind.ORDERS_OF_ALLOCATIONS: (
+        "All sets of layers that a GPU may hold were listed. Of all ways to share layers out in "
+        "such sets none is left whose GPUs have orders of their operations that agree on times."
+    ),
     ProofKind.ENGINE_CUTS: (
         "The engine runs its own order, so only the cuts were left to choose: each was laid out, "
         "or a bound showed that it is no shorter."

@@ -167,7 +167,7 @@ def test_from_a_contiguous_plan_it_goes_the_way_that_it_goes_without(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # At the least memory with which there is a contiguous plan; bounds beside would only end it.
-    monkeypatch.setattr(general, "relaxed_allocations", lambda problem, run: iter(()))
+    monkeypatch.setattr(general, "relaxed_allocations", lambda *_, **_options: iter(()))
     chain = Chain.load(Path(__file__).parents[2] / "instances" / f"{name}.json")
     platform = Platform(4, least_memory(chain, 4, 10**10), bandwidth=10**10)
     problem = Problem(chain=chain, platform=platform, scope=replace(GENERAL, memory="peak"))
@@ -187,7 +187,7 @@ def test_from_a_contiguous_plan_it_goes_the_way_that_it_goes_without(
 def test_a_later_phase_goes_on_from_what_an_earlier_one_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(general, "relaxed_allocations", lambda problem, run: iter(()))
+    monkeypatch.setattr(general, "relaxed_allocations", lambda *_, **_options: iter(()))
     chain = Chain(layers=tuple(replace(UNIT, forward_ns=number % 4 + 1) for number in range(12)))
     scope = replace(GENERAL, recompute=True, max_k=2)
     problem = Problem(chain=chain, platform=Platform(3, 14), scope=scope)
@@ -305,7 +305,7 @@ def test_the_search_has_all_workers_while_bounds_rest(monkeypatch: pytest.Monkey
     asked: list[str] = []
     needs_all, enough = threading.Event(), threading.Event()
 
-    def bounds(_problem: Problem, _run: Run) -> Iterator[tuple[Stage, ...]]:
+    def bounds(*_: object, **_options: object) -> Iterator[tuple[Stage, ...]]:
         while not enough.is_set():
             asked.append("more")
             yield ()
@@ -339,7 +339,7 @@ def test_the_search_has_all_workers_while_bounds_rest(monkeypatch: pytest.Monkey
 def test_bounds_end_after_their_share_beside_fixed_work(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Problem] = []
 
-    def endless(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
+    def endless(problem: Problem, run: Run, **_options: object) -> Iterator[tuple[Stage, ...]]:
         while not run.stopped():
             asked.append(problem)
             yield ()

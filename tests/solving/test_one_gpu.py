@@ -22,9 +22,10 @@ from schedopt.bounds.propagation import ForcedWork, propagate
 from schedopt.formats import load_chain
 from schedopt.interrupts import Stopped
 from schedopt.solvers import relaxation
+from schedopt.solvers.joint_orders import rooms_of_orders
 from schedopt.solvers.relaxation import (
+    BY_ORDERS,
     LARGEST,
-    PROOF_BY_ORDERS,
     one_after_the_other_ns,
     relaxed_allocations,
 )
@@ -278,11 +279,13 @@ def test_an_order_rules_out_what_sums_allow() -> None:
     assert answers == [True, False]
 
 
-def test_orders_are_looked_at_once_they_are_compiled() -> None:
+def test_orders_are_looked_at_once_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     COMPILATIONS["one_gpu"].compile_here()
+    # Whole allocations would refute more.
+    monkeypatch.setattr(relaxation, "rooms_of_orders", lambda _problem: ("one_gpu",))
     run = Run(VIT_ON_8, workers=1)
     questions = relaxed_allocations(VIT_ON_8, run)
-    while not any(bound.proof == PROOF_BY_ORDERS for bound in run.incumbent.bounds):
+    while not any(bound.proof == BY_ORDERS for bound in run.incumbent.bounds):
         next(questions)
     refuted = run.bound()
     assert refuted is not None
@@ -292,12 +295,13 @@ def test_orders_are_looked_at_once_they_are_compiled() -> None:
 def test_orders_that_matter_are_compiled_for_the_next_solve(
     started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(COMPILATIONS["one_gpu"], "_process", None)
+    for room in rooms_of_orders(VIT_ON_8):
+        monkeypatch.setattr(COMPILATIONS[room], "_process", None)
     monkeypatch.setattr(relaxation, "ROUNDS", 1)
     monkeypatch.setattr(relaxation, "FIRST_WORK", 1e-6)
     monkeypatch.setattr(relaxation, "PACK_WORK", 1e-6)
     assert [*relaxed_allocations(VIT_ON_8, Run(VIT_ON_8, workers=1))]
-    assert len(started) == 1
+    assert len(started) == 2
 
 
 def test_a_stop_ends_a_question_about_orders() -> None:

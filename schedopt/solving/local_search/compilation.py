@@ -38,7 +38,14 @@ NOT_KEPT: Final = (
 """The same where the next solve has it no sooner."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
-COMPILED_ROOMS: Final = ("local_search", "replicas", "flush_search", "engines", "one_gpu")
+COMPILED_ROOMS: Final = (
+    "local_search",
+    "replicas",
+    "flush_search",
+    "engines",
+    "one_gpu",
+    "all_gpus",
+)
 """Rooms of `schedopt.solving` in which functions are compiled."""
 
 
@@ -197,6 +204,11 @@ COMPILATIONS: Final = {
             "one_gpu",
             "schedopt.solving.one_gpu.columns:compile_columns",
             "heavy_columns.find_heavy",
+        ),
+        Compilation(
+            "all_gpus",
+            "schedopt.solving.all_gpus.allocations:compile_allocations",
+            "partitions.find_partition",
         ),
     )
 }

@@ -86,7 +86,7 @@ class GpuOrders:
             weight=scaled.weight,
             saved=scaled.saved,
             workspace=scaled.workspace,
-            spans=forced.spans,
+            spans=np.ascontiguousarray(forced.spans),
             ways_ahead=ahead,
             ways_back=back,
             timed=(scaled.ahead > 0) & (scaled.back > 0),

@@ -1,0 +1,209 @@
+"""Whole allocations: what each GPU holds, so that all of them have orders at once, or none are.
+
+Let a period have a plan of one micro-batch. Then the layers of each GPU are a column, columns hold
+each layer once, and the times of the plan are an order for any of them at once. So with all columns
+that have an order on their own listed, a search over all ways to hold each layer once, which leaves
+out no more than columns that have no order beside others, finds the allocation of the plan or one
+like it. Where it ends without any, the period is refuted.
+
+Weights of layers keep the search short. They are those of a linear programme, in which no column
+weighs more than 1 and all layers the most; where all weigh little less than there are GPUs, each
+GPU must hold a column of nearly the most. They are whole numbers, and the most that a column weighs
+is counted with these.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from ortools.linear_solver import pywraplp
+
+from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.propagation import propagate
+from schedopt.chain import Chain
+from schedopt.interrupts import never_stop, raise_if_stopped
+from schedopt.layer import Layer
+from schedopt.platform import Platform
+from schedopt.problem import Problem, Scope
+from schedopt.solving.all_gpus.columns import list_columns, make_column_tree
+from schedopt.solving.all_gpus.orders import JointData, make_joint_scratch
+from schedopt.solving.all_gpus.partitions import (
+    GOES_ON,
+    Columns,
+    find_partition,
+    make_partition_tree,
+)
+from schedopt.solving.one_gpu.columns import CELLS, PIECE, GpuOrders
+from schedopt.solving.one_gpu.orders import ORDER, UNKNOWN
+from schedopt.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedopt.bounds.propagation import ForcedWork
+
+Array = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+MOST_LAYERS: Final = 64
+"""More are not looked at: distances are those of all operations."""
+MOST_COLUMNS: Final = 1 << 16
+"""More are not listed."""
+MOST_HEAVY: Final = 1 << 12
+"""More than that are not searched: what two have beside each other is kept."""
+MOST_DONE: Final = 20_000_000
+"""Distances that are looked at for columns, before they may have orders."""
+FINE: Final = 1_000_000
+"""What a column weighs about, in whole numbers."""
+AT_ONCE: Final = 100
+"""Columns that are added to the linear programme at once."""
+WORTH: Final = 1e-6
+"""They are if they weigh more than 1 by more than this."""
+
+
+class Allocations:
+    """A search for an allocation whose GPUs have orders at once.
+
+    Parameters
+    ----------
+    forced : ForcedWork
+        With instants, of a problem with k = 1, without recompute and split backwards.
+    orders : GpuOrders
+        Of each GPU, for the same.
+    stopped : callable, optional
+        Says when to give up, by `interrupts.Stopped`.
+    """
+
+    def __init__(
+        self,
+        forced: ForcedWork,
+        orders: GpuOrders,
+        stopped: Callable[[], bool] = never_stop,
+    ) -> None:
+        scaled = forced.scaled
+        self.problem, self.orders, self.stopped = scaled.problem, orders, stopped
+        each = orders.data._replace(most_done=MOST_DONE)
+        self.data = JointData(each=each, entered=scaled.input, sent=scaled.trips // 2)
+        self.scratch = make_joint_scratch(len(scaled.weight))
+
+    @property
+    def work(self) -> float:
+        """What was done so far, in the unit of `solve_model`."""
+        return self.orders.work + float(self.scratch.done[0]) / CELLS
+
+    def find(self, most_work: float) -> Flags | None:
+        """Return what each GPU holds: array of bool, shape (GPUs, layers).
+
+        It has no rows if there is none; None if it is not known with that work, or for long chains.
+
+        Raises
+        ------
+        Stopped
+            When `stopped` says so.
+        """
+        until = self.work + most_work
+        holds = self._list(until)
+        if holds is None:
+            return None
+        gpus, weights = len(self.problem.platform.gpus), _weigh(holds)
+        heavy, whole = holds @ weights, int(weights.sum())
+        share = int(heavy.max(initial=0))
+        heaviest_first = np.argsort(-heavy, kind="stable")
+        kept = heaviest_first[heavy[heaviest_first] >= whole - (gpus - 1) * share]
+        if len(kept) > MOST_HEAVY:
+            return None
+        columns = Columns(np.ascontiguousarray(holds[kept]), heavy[kept], whole, share, gpus)
+        tree, answer = make_partition_tree(columns), GOES_ON
+        while answer == GOES_ON:
+            raise_if_stopped(self.stopped)
+            if self.work > until:
+                return None
+            limit = self._until(until, self.scratch.done[0])
+            answer = find_partition(limit, tree, columns, self.data, self.scratch)
+        if answer == UNKNOWN:
+            return None
+        owner = self.scratch.owner
+        used = 1 + int(owner.max()) if answer == ORDER else 0
+        return np.asarray(owner == np.arange(used)[:, None])
+
+    def _list(self, until: float) -> Flags | None:
+        """Return all columns that have an order; None where they are too many."""
+        layers, number, is_over = len(self.scratch.owner), 0, False
+        if layers > MOST_LAYERS:
+            return None
+        sizes, apart = self.orders.sizes, self.orders.apart
+        tree = make_column_tree(len(sizes), self.orders.units, layers)
+        found = np.zeros((MOST_COLUMNS, layers), dtype=bool)
+        while not is_over:
+            raise_if_stopped(self.stopped)
+            if self.work > until or number == MOST_COLUMNS:
+                return None
+            done = self.orders.scratch.done[0] + self.scratch.done[0]
+            more, is_over = list_columns(
+                self._until(until, done),
+                found[number:],
+                tree,
+                sizes,
+                apart,
+                self.data,
+                self.orders.scratch,
+                self.scratch,
+            )
+            number += more
+        return self._with_groups(found[:number])
+
+    def _with_groups(self, holds: Flags) -> Flags:
+        """Return columns that hold layers which must share a GPU all or not at all."""
+        for group in self.problem.chain.same_gpu:
+            inside = holds[:, list(group)]
+            holds = holds[inside.all(axis=1) | ~inside.any(axis=1)]
+        return holds
+
+    def _until(self, until: float, done: int) -> int:
+        """Return how much may be done before a stop is looked for."""
+        return int(done + min(PIECE, max(0.0, until - self.work) + 1 / CELLS) * CELLS)
+
+
+def _weigh(holds: Flags) -> Array:
+    """Return whole weights of layers with which no column weighs much more than the others."""
+    rows, layers = holds.astype(float), holds.shape[1]
+    programme: Any = pywraplp.Solver.CreateSolver("GLOP")
+    weights = [programme.NumVar(0, 1, "") for _ in range(layers)]
+    programme.Maximize(sum(weights))
+    known = np.zeros(len(holds), dtype=bool)
+    while True:
+        programme.Solve()
+        found = np.array([weight.solution_value() for weight in weights])
+        heavy = rows @ found
+        first = np.argsort(-heavy, kind="stable")[:AT_ONCE]
+        new = first[(heavy[first] > 1 + WORTH) & ~known[first]]
+        if not len(new):
+            return np.array(np.floor(FINE * found).clip(min=0), dtype=np.int64)
+        known[new] = True
+        for column in new:
+            row = programme.Constraint(-programme.infinity(), 1)
+            for layer in np.flatnonzero(holds[column]):
+                row.SetCoefficient(weights[layer], 1)
+
+
+def as_stages(holds: Flags) -> tuple[Stage, ...]:
+    """Return each layer as a stage on the GPU that holds it."""
+    return tuple(
+        Stage(layers=(layer, layer), gpus=(int(gpu),))
+        for layer, gpu in enumerate(holds.argmax(axis=0))
+    )
+
+
+def compile_allocations() -> None:
+    """Look for an allocation of next to nothing."""
+    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
+    scope = Scope(allocation="general", memory="peak", max_k=1)
+    problem = Problem(chain=Chain(layers=(layer,) * 3), platform=Platform(3, 1), scope=scope)
+    forced = propagate(Amounts(problem), Fraction(2))
+    assert forced is not None
+    apart = np.zeros((3, 3), dtype=bool)
+    orders = GpuOrders(forced, np.ones((1, 3), dtype=np.int64), 3, apart)
+    Allocations(forced, orders).find(1.0)
