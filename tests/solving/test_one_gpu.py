@@ -268,13 +268,15 @@ def test_the_heavy_columns_are_those_of_all_sets_of_layers(data: st.DataObject) 
             assert len(found)
 
 
-def test_an_order_rules_out_what_sums_allow() -> None:
-    forced = propagate(Amounts(VIT_ON_8, LARGEST), Fraction(760_000_000))
+@pytest.mark.parametrize(("k", "work"), [(1, 5), (2, 0.7)])
+def test_an_order_rules_out_what_sums_allow(k: int, work: float) -> None:
+    problem = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, max_k=k))
+    forced = propagate(Amounts(problem, LARGEST), Fraction(760_000_000))
     assert forced is not None
     limits, orders = orders_of(forced)
     answers = [
-        PackingColumns(limits, 8, Run(VIT_ON_8, workers=1), (), each).may_hold_all(5)
-        for each in (None, orders)
+        PackingColumns(limits, 8, Run(problem, workers=1), (), each).may_hold_all(most)
+        for each, most in ((None, 5), (orders, work))
     ]
     assert answers == [True, False]
 

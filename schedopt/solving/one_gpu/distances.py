@@ -78,16 +78,20 @@ def make_scratch(k: int, layers: int) -> Scratch:
 def add_distance(
     behind: Array, count: int, first: int, second: int, least: int, done: Array
 ) -> bool:
-    """Let one operation start so much behind another one; False if it cannot."""
+    """Let one operation start so much behind another one; False if it cannot.
+
+    Each distance is at least that of any way over others, before and after.
+    """
     if least <= behind[first, second]:
         return True
     if behind[second, first] > NONE and behind[second, first] + least > 0:
         return False
-    done[0] += count * count
+    done[0] += count
     for before in range(count):
         way = behind[before, first]
-        if way == NONE:
+        if way == NONE or way + least <= behind[before, second]:
             continue
+        done[0] += count
         way += least
         for after in range(count):
             rest = behind[second, after]
@@ -98,20 +102,23 @@ def add_distance(
 
 @njit_kernel
 def least_turns(behind: Array, length: Array, period: int, one: int, other: int) -> int:
-    """Return how many turns of another operation end before one starts, at least."""
+    """Return how many turns of another operation end before one starts, at least.
+
+    Floats divide faster. Below `-NONE` they round no quotient to a whole number that it is not.
+    """
     least = behind[other, one]
-    if least == NONE:
+    if abs(least) >= -NONE:
         return FEW
-    return int(-(-(least + length[one]) // period) - 1)
+    return int(np.ceil((least + length[one]) / period)) - 1
 
 
 @njit_kernel
 def most_turns(behind: Array, length: Array, period: int, one: int, other: int) -> int:
     """Return how many turns of another operation end before one starts, at most."""
     least = behind[one, other]
-    if least == NONE:
+    if abs(least) >= -NONE:
         return MANY
-    return int((-least - length[other]) // period)
+    return int(np.floor((-least - length[other]) / period))
 
 
 @njit_kernel

@@ -256,10 +256,10 @@ def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
                 if not add_distance(behind, count, backward + more, backward, way, done):
                     return NO_ORDER
     if k == 2:
-        # The second one is that which enters the first layer within a period behind the first.
+        # After half of a period the names swap: the second one enters no later than that.
         second, length = 2 * layers, scratch.length[0]
         if not add_distance(behind, count, 0, second, length, done):
             return NO_ORDER
-        if not add_distance(behind, count, second, 0, length - period, done):
+        if not add_distance(behind, count, second, 0, -(period // 2), done):
             return NO_ORDER
     return search(layers, k, period, data.room, done[0] + data.most_done, scratch)
