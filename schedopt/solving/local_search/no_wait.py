@@ -51,7 +51,7 @@ FAILURES: Final = 5
 """Packings in a row from which nothing is found, after which the search from packings ends."""
 DROPS: Final = (0.05, 0.02, 0.01)
 """How far below what was found the next packing is for, by chance."""
-MOVES: Final = 4
+MOVES: Final = 16
 """Moves of a packing for each placement of the annealing that goes on from it."""
 ROUNDS: Final = 2
 """Packings one after the other, each at the times that the last one gives."""
