@@ -64,6 +64,8 @@ def solve_model(
     parameters.catch_sigint_signal = False
     if most_work is not None:
         parameters.max_deterministic_time = most_work
+    if run.stopped():
+        return int(cp.UNKNOWN), solver
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
     thread.start()

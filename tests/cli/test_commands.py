@@ -372,7 +372,7 @@ def test_an_error_is_not_printed_on_standard_output_where_there_is_no_other() ->
 
 def test_where_time_was_up_before_the_first_solver_more_of_it_is_a_way_out() -> None:
     asked = ("--chain", GPT2, "--gpus", "4", "--mem", "4G", "--batch", "16")
-    done = run("solve", *asked, "--time-limit", "1e-9")
+    done = run("solve", *asked, "--solver", "training_step", "--time-limit", "1e-9")
     assert done.returncode == 4
     assert "Try       more time (--time-limit), " in done.stdout
 

@@ -64,8 +64,10 @@ def test_a_signal_before_the_search_ends_quietly(module: str, number: signal.Sig
 def test_a_signal_during_the_search_gives_what_there_is(number: signal.Signals) -> None:
     # The ladder loads its solvers when the clock runs.
     code, out, err = interrupted("schedopt.solvers.contiguous", number)
-    assert (code, err) == (4, "")
-    assert json.loads(out)["status"] == "unknown"
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["status"] == "feasible"
+    assert found["period_ns"] > 0
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:

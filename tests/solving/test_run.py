@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, solve
+from schedopt import Chain, InputError, InvalidPlanError, Layer, Plan, Platform, Scope, check, solve
 from schedopt.problem import Problem
 from schedopt.proofs import Note, Outcome, Proof, ProofKind
 from schedopt.simulation.delaying import delay_transfers
@@ -97,9 +97,16 @@ def test_a_run_out_of_time_says_so() -> None:
     assert run.stopped()
 
 
-def test_time_up_before_the_start_gives_no_plan_and_no_claim() -> None:
-    result = solve(CHAIN, PLATFORM, scope=Scope(), time_limit=1e-9)
+def test_where_time_is_up_before_the_start_a_solver_that_is_named_claims_nothing() -> None:
+    result = solve(CHAIN, PLATFORM, solver="contiguous", scope=Scope(), time_limit=1e-9)
     assert (result.status, result.plan) == ("unknown", None)
+
+
+def test_where_time_is_up_before_the_start_there_is_a_first_plan() -> None:
+    result = solve(CHAIN, PLATFORM, scope=Scope(), time_limit=1e-9)
+    assert result.status == "feasible"
+    assert result.plan is not None
+    assert not check(result.plan)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
