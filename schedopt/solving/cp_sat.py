@@ -65,7 +65,7 @@ def solve_model(
     if most_work is not None:
         parameters.max_deterministic_time = most_work
     if run.stopped():
-        return int(cp.UNKNOWN), solver
+        parameters.max_time_in_seconds = 0.0
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(int(solver.solve(model))), daemon=True)
     thread.start()

@@ -40,3 +40,11 @@ def test_a_question_ends_with_its_run(time_limit: float | None) -> None:
         run.stop()
     assert solve_model(pigeons(14), run)[0] == cp_model.UNKNOWN
     assert run.stopped()
+
+
+def test_a_run_that_is_over_has_no_answer_and_its_work_is_known() -> None:
+    run = Run(PROBLEM)
+    run.stop()
+    status, solver = solve_model(pigeons(2), run)
+    assert status == cp_model.UNKNOWN
+    assert solver.deterministic_time < 0.01
