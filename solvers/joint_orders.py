@@ -1,34 +1,55 @@
-"""Allocations whose GPUs have orders that agree, and plans of these: a question of `relaxation`."""
+"""Allocations whose GPUs have orders that agree, and plans of these: questions of `relaxation`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from math import ceil, comb, floor
 from typing import TYPE_CHECKING, Final
 
 from schedopt.bounds.instants import have_instants
+from schedopt.bounds.load import load_bound
+from schedopt.bounds.propagation import propagate
 from schedopt.problem import Problem
 from schedopt.solvers.periodic import plan_within
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
+    from schedopt.bounds.amounts import Amounts
     from schedopt.bounds.propagation import ForcedWork
+    from schedopt.solving.all_gpus.allocations import Flags
 
 MOST_SETS: Final = 1 << 16
-"""Of as many layers as a GPU has on average; where there are more, none are looked at."""
+"""Of as many layers as a GPU has on average; where there are more, not all are looked at."""
+MOST_LAYERS: Final = 64
+"""Of chains, all of whose GPUs are looked at together."""
+AROUND: Final = Fraction(1, 100)
+"""By how much longer than that of the best plan the period of allocations near it may be."""
+BUSY: Final = Fraction(3, 4)
+"""Of the period of the best plan, that GPUs work at least, on average, where any are looked for."""
+FIRST_STEP: Final = Fraction(1, 100)
+"""By how much shorter a period is that is looked for first."""
+MOST_FAILURES: Final = 2
+"""Periods for which nothing is found, after which a round ends."""
 
 
 def rooms_of_orders(problem: Problem) -> tuple[str, ...]:
     """Return the rooms of `schedopt.solving` that speak of a problem, of those about orders.
 
-    All need whole backwards without recompute; what looks at all GPUs also k = 1, and few layers on
-    each.
+    All need whole backwards without recompute; what looks at all GPUs also k = 1.
     """
-    scope, layers = problem.scope, len(problem.chain.layers)
+    scope = problem.scope
     if not have_instants(scope) or scope.recompute or scope.split_backward:
         return ()
-    few = comb(layers, ceil(layers / len(problem.platform.gpus))) <= MOST_SETS
+    few = len(problem.chain.layers) <= MOST_LAYERS
     return ("one_gpu", "all_gpus") if few and scope.max_k == 1 else ("one_gpu",)
+
+
+def are_few_sets(problem: Problem) -> bool:
+    """Whether a GPU has so few layers that all sets of them may be looked at."""
+    layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
+    return comb(layers, ceil(layers / gpus)) <= MOST_SETS
 
 
 def find_joint(
@@ -54,10 +75,56 @@ def find_joint(
     holds = Allocations(forced, orders, run.stopped).find(most_work)
     if holds is None or not len(holds):
         return None if holds is None else ()
-    stages = as_stages(holds)
     if with_plan:
-        period = floor(forced.scaled.period)
-        plan = plan_within(forced.scaled.problem, stages, period, run)
-        if plan is not None:
-            run.report_if_valid(plan)
-    return stages
+        _report_plan(forced, holds, run)
+    return as_stages(holds)
+
+
+def shorten(
+    amounts: Amounts, run: Run, most_work: float
+) -> Iterator[tuple[Fraction, Callable[[ForcedWork], bool]]]:
+    """Yield periods below that of the best plan, with what looks for allocations near it.
+
+    It reports plans of these, and refutes nothing. Steps are doubled after a plan, else halved.
+    Where GPUs idle for long, as with tight memory, little was found, and bounds need the time.
+    """
+    step, left, load = FIRST_STEP, MOST_FAILURES, load_bound(amounts.problem).period
+    while left and (before := run.period()) is not None and load >= BUSY * before:
+        period = Fraction(floor(before * (1 - step)))
+        bound = run.bound(amounts.problem.scope)
+        if period < max(1, bound or 1):
+            return
+
+        def look(forced: ForcedWork, longest: Fraction = before * (1 + AROUND)) -> bool:
+            _look_nearby(propagate(amounts, longest), forced, run, most_work)
+            return False
+
+        yield period, look
+        is_shorter = run.period() != before
+        step *= 2 if is_shorter else Fraction(1, 2)
+        left -= not is_shorter
+
+
+def _look_nearby(around: ForcedWork | None, forced: ForcedWork, run: Run, most_work: float) -> None:
+    """Report a plan for a period if one is found of an allocation near that of the best plan."""
+    from schedopt.solving.all_gpus.nearby import Nearby
+    from schedopt.solving.packing_columns import GpuLimits
+
+    best = run.best()
+    if best is None or around is None or around.instants is None or forced.instants is None:
+        return
+    if GpuLimits.of(around).are_few():
+        nearby = Nearby(around, forced, best.stages, run.seed, run.stopped)
+        holds = nearby.find(most_work)
+        if holds is not None:
+            _report_plan(forced, holds, run)
+
+
+def _report_plan(forced: ForcedWork, holds: Flags, run: Run) -> None:
+    """Report a plan of what each GPU holds, if CP-SAT finds one that is valid."""
+    from schedopt.solving.all_gpus.allocations import as_stages
+
+    period = floor(forced.scaled.period)
+    plan = plan_within(forced.scaled.problem, as_stages(holds), period, run)
+    if plan is not None:
+        run.report_if_valid(plan)

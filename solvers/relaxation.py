@@ -26,7 +26,7 @@ from schedopt.interrupts import Stopped, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
-from schedopt.solvers.joint_orders import find_joint, rooms_of_orders
+from schedopt.solvers.joint_orders import are_few_sets, find_joint, rooms_of_orders, shorten
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run
@@ -140,11 +140,6 @@ def decide(
     return int(cp_model.UNKNOWN), found
 
 
-def one_by_one(problem: Problem) -> Problem:
-    """Return the problem for one micro-batch after the other: see `one_after_the_other_ns`."""
-    return replace(problem, scope=replace(problem.scope, max_k=1, microbatches=None))
-
-
 class _Search:
     """Which periods are asked about: in rounds, with more work on each question in each round.
 
@@ -206,13 +201,17 @@ class _Search:
                 return
             if not self.round:
                 yield from self.force()
+            rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
+            if "all_gpus" in rooms and self.with_plans:
+                yield from shorten(self.amounts, self.run, max(JOIN_WORK, GROWTH * self.work))
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE:
                 self.compile()
-            for room, refutes in (("all_gpus", self._join), ("one_gpu", self._order)):
-                if room in rooms_of_orders(self.problem) and COMPILATIONS[room].is_kept():
-                    yield from self.climb(refutes, most_open=1)
+            if "all_gpus" in rooms and are_few_sets(self.problem):
+                yield from self.climb(self._join, most_open=1)
+            if "one_gpu" in rooms:
+                yield from self.climb(self._order, most_open=1)
             yield from self.halve()
             yield from self.climb(self._relax)
             if not self.is_open:
@@ -272,7 +271,8 @@ class _Search:
         """Return an allocation that the relaxation allows, or may allow; none if it is refuted."""
         self.found, amounts = (), self.amounts
         if self._asks_for_any(period):
-            amounts = Amounts(one_by_one(self.problem), LARGEST)
+            alone = replace(self.problem.scope, max_k=1, microbatches=None)
+            amounts = Amounts(replace(self.problem, scope=alone), LARGEST)
         forced = propagate(amounts, period, stopped=self.run.stopped)
         if forced is None:
             self._refute(period, proof_of(amounts.problem.scope))
@@ -327,8 +327,8 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        run, most_work = self.run, max(JOIN_WORK, GROWTH * self.work)
-        found = find_joint(forced, run, most_work, with_plan=self.with_plans)
+        most_work = max(JOIN_WORK, GROWTH * self.work)
+        found = find_joint(forced, self.run, most_work, with_plan=self.with_plans)
         if found is None:
             self.is_open = True
         elif found:

@@ -14,12 +14,15 @@ from schedopt import Platform, Problem, Scope, check
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.propagation import propagate
 from schedopt.interrupts import Stopped
-from schedopt.solvers.joint_orders import rooms_of_orders
+from schedopt.solvers.joint_orders import are_few_sets, rooms_of_orders, shorten
+from schedopt.solvers.periodic import plan_within
 from schedopt.solvers.relaxation import BY_ALLOCATIONS, LARGEST, relaxed_allocations
-from schedopt.solving.all_gpus.allocations import Allocations
+from schedopt.solving.all_gpus.allocations import Allocations, as_stages
+from schedopt.solving.all_gpus.nearby import Nearby
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.packing_columns import PackingColumns
 from schedopt.solving.run import Run
+from schedopt.stage import Stage
 from tests.bounds.every_plan import has_plan
 from tests.bounds.linked import linked_problems
 from tests.budgets import trials
@@ -31,6 +34,19 @@ VIT_ON_8 = Problem(
     scope=replace(Scope.usual(), max_k=1),
 )
 """Medium memory, as the benchmarks have it."""
+
+VIT_ON_4 = replace(VIT_ON_8, platform=Platform(4, 664_350_625, bandwidth="12GB/s"))
+FOUND_ON_4 = tuple(
+    Stage(layers=(layer, layer), gpus=(int(gpu),))
+    for layer, gpu in enumerate("1112332122332000000011133")
+)
+"""What the local search finds."""
+
+
+def spread_out(problem: Problem) -> list[Stage]:
+    """Return an allocation of one layer after the other to GPUs in turns."""
+    gpus, layers = len(problem.platform.gpus), len(problem.chain.layers)
+    return [Stage(layers=(layer, layer), gpus=(layer % gpus,)) for layer in range(layers)]
 
 
 @trials(400)
@@ -75,14 +91,111 @@ def test_allocations_with_orders_that_agree_are_plans() -> None:
     assert bound < plan.pattern.period < 385_000_000
 
 
-def test_whole_allocations_are_looked_at_where_gpus_have_few_layers() -> None:
+def test_all_gpus_are_looked_at_for_patterns_of_one_micro_batch() -> None:
     assert rooms_of_orders(VIT_ON_8) == ("one_gpu", "all_gpus")
-    on_4 = replace(VIT_ON_8, platform=Platform(4, "1GB", bandwidth="12GB/s"))
-    assert rooms_of_orders(on_4) == ("one_gpu",)
+    long = replace(VIT_ON_8, chain=replace(VIT, layers=VIT.layers * 3))
+    assert rooms_of_orders(long) == ("one_gpu",)
     longer = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, max_k=2))
     assert rooms_of_orders(longer) == ("one_gpu",)
     again = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, recompute=True))
     assert rooms_of_orders(again) == ()
+
+
+def test_whole_allocations_are_listed_where_gpus_have_few_layers() -> None:
+    assert are_few_sets(VIT_ON_8)
+    assert not are_few_sets(VIT_ON_4)
+
+
+@trials(400, by_day=100)
+@given(data=st.data())
+def test_what_is_found_near_an_allocation_is_one(data: st.DataObject) -> None:
+    problem = data.draw(linked_problems(longest=4))
+    problem = replace(problem, scope=replace(problem.scope, max_k=1))
+    forced = forced_by(problem)
+    if forced is None:
+        return
+    around = propagate(Amounts(problem, LARGEST), forced.scaled.period * 2)
+    assert around is not None
+    holds = Nearby(around, forced, spread_out(problem), seed=0).find(0.001)
+    if holds is None:
+        return
+    assert (holds.sum(axis=0) == 1).all()
+    among_all = Allocations(forced, orders_of(forced)[1]).find(60)
+    assert among_all is not None
+    assert len(among_all)
+
+
+def test_a_walk_finds_nothing_where_no_allocation_has_orders_that_agree() -> None:
+    around, possible, refuted = (
+        propagate(Amounts(VIT_ON_8, LARGEST), Fraction(period))
+        for period in (400_000_000, 370_000_000, 335_000_000)
+    )
+    assert around is not None
+    assert possible is not None
+    assert refuted is not None
+    holds = Allocations(possible, orders_of(possible)[1]).find(20)
+    assert holds is not None
+    start = as_stages(holds)
+    assert Nearby(around, possible, start, seed=0).find(5) is not None
+    assert Nearby(around, refuted, start, seed=0).find(0.5) is None
+
+
+def test_plans_of_allocations_near_the_best_one_are_shorter() -> None:
+    run = Run(VIT_ON_4, workers=1)
+    start = plan_within(VIT_ON_4, FOUND_ON_4, 656_000_000, run)
+    assert start is not None
+    run.report_if_valid(start)
+    before = run.period()
+    assert before is not None
+    amounts = Amounts(VIT_ON_4, LARGEST)
+    for period, look in shorten(amounts, run, 1.0):
+        forced = propagate(amounts, period)
+        assert forced is not None
+        assert not look(forced)
+    best, after = run.best(), run.period()
+    assert best is not None
+    assert after is not None
+    assert not check(best)
+    assert after < before * 0.98
+
+
+def test_nothing_is_looked_for_near_a_plan_whose_gpus_idle() -> None:
+    halves = [Stage(layers=(0, 12), gpus=(0,)), Stage(layers=(13, 24), gpus=(1,))]
+    idle = replace(VIT_ON_4, platform=Platform(4, "4GB", bandwidth="12GB/s"))
+    run = Run(idle, workers=1)
+    plan = plan_within(idle, halves, 1_300_000_000, run)
+    assert plan is not None
+    run.report_if_valid(plan)
+    assert run.period() is not None
+    assert not list(shorten(Amounts(idle, LARGEST), run, 1.0))
+
+
+def test_a_stop_ends_a_walk_and_little_work_finds_nothing() -> None:
+    forced = propagate(Amounts(VIT_ON_4, LARGEST), Fraction(590_000_000))
+    assert forced is not None
+    assert Nearby(forced, forced, FOUND_ON_4, seed=0).find(1e-4) is None
+    with pytest.raises(Stopped):
+        Nearby(forced, forced, FOUND_ON_4, 0, lambda: True).find(5)
+
+
+def test_tied_layers_stay_together_in_a_walk() -> None:
+    problem = replace(
+        VIT_ON_4,
+        chain=replace(VIT, same_gpu=((0, 24),)),
+        platform=Platform(4, "1GB", bandwidth="12GB/s"),
+    )
+    around, forced = (
+        propagate(Amounts(problem, LARGEST), Fraction(period))
+        for period in (850_000_000, 750_000_000)
+    )
+    assert around is not None
+    assert forced is not None
+    gpus = [*(layer // 7 for layer in range(24)), 0]
+    start = [Stage(layers=(layer, layer), gpus=(gpu,)) for layer, gpu in enumerate(gpus)]
+    for seed in range(5):
+        holds = Nearby(around, forced, start, seed).find(5)
+        assert holds is not None
+        assert np.array_equal(holds[:, 0], holds[:, 24])
 
 
 def test_without_enough_work_nothing_is_known() -> None:

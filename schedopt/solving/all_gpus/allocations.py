@@ -14,20 +14,13 @@ is counted with these.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
-from schedopt.bounds.amounts import Amounts
-from schedopt.bounds.propagation import propagate
-from schedopt.chain import Chain
 from schedopt.interrupts import never_stop, raise_if_stopped
-from schedopt.layer import Layer
-from schedopt.platform import Platform
-from schedopt.problem import Problem, Scope
 from schedopt.solving.all_gpus.columns import list_columns, make_column_tree
 from schedopt.solving.all_gpus.orders import JointData, make_joint_scratch
 from schedopt.solving.all_gpus.partitions import (
@@ -83,11 +76,9 @@ class Allocations:
         orders: GpuOrders,
         stopped: Callable[[], bool] = never_stop,
     ) -> None:
-        scaled = forced.scaled
-        self.problem, self.orders, self.stopped = scaled.problem, orders, stopped
-        each = orders.data._replace(most_done=MOST_DONE)
-        self.data = JointData(each=each, entered=scaled.input, sent=scaled.trips // 2)
-        self.scratch = make_joint_scratch(len(scaled.weight))
+        self.problem, self.orders, self.stopped = forced.scaled.problem, orders, stopped
+        self.data = make_joint_data(forced, orders, MOST_DONE)
+        self.scratch = make_joint_scratch(len(forced.scaled.weight))
 
     @property
     def work(self) -> float:
@@ -167,6 +158,12 @@ class Allocations:
         return int(done + min(PIECE, max(0.0, until - self.work) + 1 / CELLS) * CELLS)
 
 
+def make_joint_data(forced: ForcedWork, orders: GpuOrders, most_done: int) -> JointData:
+    """Return what layers take, for questions each of which looks at so many distances at most."""
+    each, scaled = orders.data._replace(most_done=most_done), forced.scaled
+    return JointData(each=each, entered=scaled.input, sent=scaled.trips // 2)
+
+
 def _weigh(holds: Flags) -> Array:
     """Return whole weights of layers with which no column weighs much more than the others."""
     rows, layers = holds.astype(float), holds.shape[1]
@@ -195,15 +192,3 @@ def as_stages(holds: Flags) -> tuple[Stage, ...]:
         Stage(layers=(layer, layer), gpus=(int(gpu),))
         for layer, gpu in enumerate(holds.argmax(axis=0))
     )
-
-
-def compile_allocations() -> None:
-    """Look for an allocation of next to nothing."""
-    layer = Layer(forward_ns=1, backward_ns=1, weight_bytes=0, activation_bytes=0)
-    scope = Scope(allocation="general", memory="peak", max_k=1)
-    problem = Problem(chain=Chain(layers=(layer,) * 3), platform=Platform(3, 1), scope=scope)
-    forced = propagate(Amounts(problem), Fraction(2))
-    assert forced is not None
-    apart = np.zeros((3, 3), dtype=bool)
-    orders = GpuOrders(forced, np.ones((1, 3), dtype=np.int64), 3, apart)
-    Allocations(forced, orders).find(1.0)

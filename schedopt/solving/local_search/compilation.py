@@ -207,8 +207,8 @@ COMPILATIONS: Final = {
         ),
         Compilation(
             "all_gpus",
-            "schedopt.solving.all_gpus.allocations:compile_allocations",
-            "partitions.find_partition",
+            "schedopt.solving.all_gpus.compiling:compile_all_gpus",
+            "moves.walk",
         ),
     )
 }
