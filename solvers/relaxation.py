@@ -94,7 +94,7 @@ def relaxed_allocations(
         for period, refutes in search.questions():
             raise_if_stopped(run.stopped)
             yield search.ask(period, refutes)
-    if search.is_open:
+    if search.is_open and (run.stopped() or not search.is_first):
         search.compile()
 
 
@@ -164,6 +164,8 @@ class _Search:
         Of this round: its number, and the work on each question.
     is_open : bool
         Whether some period was not answered in this round.
+    is_first : bool
+        Whether the search beside is compiled meanwhile: all cores are for that.
     start, found : tuple of Stage
         The last allocation that the relaxation allows, or that of a plan; that of the last answer.
     instants : FittingInstants or None
@@ -175,8 +177,7 @@ class _Search:
         self.amounts = Amounts(problem, LARGEST)
         self.low = period_below(max(load_bound(problem).period, Fraction(1)), problem.scope)
         self.longest = one_after_the_other_ns(problem)
-        best = run.best()
-        self.start = () if best is None else best.stages
+        self.start = () if (best := run.best()) is None else best.stages
         self.found: tuple[Stage, ...] = ()
         self.fits = self.packed = self.unpacked = run.period() or self.longest
         self.ordered = self.joined = self.fits
@@ -185,6 +186,7 @@ class _Search:
         self.impossible = False
         self.instants: FittingInstants | None = None
         self.round, self.work, self.is_open = 0, FIRST_WORK, False
+        self.is_first = COMPILATIONS["local_search"].is_under_way()
 
     def questions(self) -> Iterator[Question]:
         """Yield periods with what may refute them, round by round, until all is answered.
@@ -206,7 +208,7 @@ class _Search:
                 yield from shorten(self.amounts, self.run, max(JOIN_WORK, GROWTH * self.work))
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
-            if self.round >= LATE:
+            if self.round >= LATE and not self.is_first:
                 self.compile()
             if "all_gpus" in rooms and are_few_sets(self.problem):
                 yield from self.climb(self._join, most_open=1)
@@ -238,8 +240,7 @@ class _Search:
             far = COARSE * (high - self.low) < self.fits - self.low
             if far and self.is_open and self.round < ROUNDS - 1:
                 return
-            period = period_between(self.low, high, scope)
-            if period is None:
+            if (period := period_between(self.low, high, scope)) is None:
                 break
             yield period, self._relax
             high = period
@@ -260,8 +261,7 @@ class _Search:
         while left:
             self._catch_up()
             high = min(self._top(refutes), self.low * (1 + 2 * step))
-            period = period_between(self.low, high, self.problem.scope)
-            if period is None:
+            if (period := period_between(self.low, high, self.problem.scope)) is None:
                 return
             yield period, refutes
             step *= 2 if period <= self.low else Fraction(1, 2)

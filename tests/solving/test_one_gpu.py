@@ -306,6 +306,26 @@ def test_orders_that_matter_are_compiled_for_the_next_solve(
     assert len(started) == 2
 
 
+def test_while_a_search_is_compiled_nothing_else_is_until_the_solve_ends(
+    started: list[Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in rooms_of_orders(VIT_ON_8):
+        monkeypatch.setattr(COMPILATIONS[room], "_process", None)
+    monkeypatch.setattr(COMPILATIONS["local_search"], "is_under_way", lambda: True)
+    monkeypatch.setattr(relaxation, "LATE", 0)
+    monkeypatch.setattr(relaxation, "FIRST_WORK", 1e-6)
+    monkeypatch.setattr(relaxation, "PACK_WORK", 1e-6)
+    run = Run(VIT_ON_8, workers=1)
+    questions = relaxed_allocations(VIT_ON_8, run)
+    # Those that are forced, and packed, come first.
+    for _ in range(24):
+        next(questions)
+    assert not started
+    run.stop()
+    assert not [*questions]
+    assert len(started) == 2
+
+
 def test_a_stop_ends_a_question_about_orders() -> None:
     forced = propagate(Amounts(VIT_ON_8, LARGEST), Fraction(760_000_000))
     assert forced is not None
