@@ -152,6 +152,7 @@ def _bounds_meanwhile(
     """
     allocations: deque[Allocation] = deque()
     fork = run.fork(workers=1, share=1.0)
+    fork.events = run.events
     failures: list[Exception] = []
     lengths = dict.fromkeys((run.scope.max_k, 1))
     problems = [replace(problem, scope=replace(problem.scope, max_k=k)) for k in lengths]

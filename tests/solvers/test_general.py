@@ -354,6 +354,25 @@ def test_bounds_end_after_their_share_beside_fixed_work(monkeypatch: pytest.Monk
     assert len(asked) == 3
 
 
+def test_a_plan_that_comes_with_bounds_is_one_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain, platform = Chain(layers=(UNIT,) * 4), Platform(2, 99)
+    plan = plan_of(solve(chain, platform, solver="contiguous"))
+
+    def with_plan(_problem: Problem, fork: Run, **_options: object) -> Iterator[tuple[Stage, ...]]:
+        fork.report(plan)
+        yield ()
+
+    monkeypatch.setattr(general, "relaxed_allocations", with_plan)
+    problem = Problem(chain=chain, platform=platform, scope=GENERAL)
+    run = Run(problem, time_limit=20)
+    run.begin("general")
+    with general._bounds_meanwhile(problem, run, general._Recent(run)):
+        pass
+    assert run.events.period == plan.pattern.period
+
+
 def test_the_bound_beside_holds_for_all_that_is_asked() -> None:
     # 22 ns on two GPUs, but no layers of 10, 5, 3, 2 and 2 ns add up to 11. The search makes
     # patterns of one micro-batch, and the run asks for two.
