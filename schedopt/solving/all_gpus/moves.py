@@ -1,7 +1,9 @@
 """Allocations a few moves away from one that is known, whose GPUs have orders at once, compiled.
 
 Layers change GPUs as long as there are orders within a period that is a little longer than what is
-looked for. A placement one after the other leaves most of these allocations out.
+looked for. A placement one after the other leaves most of these allocations out. Orders say
+nothing of what layers that take no time hold besides weights: so what is found need not have a
+plan.
 """
 
 from __future__ import annotations
