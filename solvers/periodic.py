@@ -167,7 +167,7 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
 
 
 def plan_within(problem: Problem, stages: Sequence[Stage], period_ns: int, run: Run) -> Plan | None:
-    """Return a plan of an allocation for k = 1 up to a period, if CP-SAT finds one."""
+    """Return a plan of an allocation with k = 1 up to a period, ns, if CP-SAT finds one."""
     scope = replace(problem.scope, allocation="fixed", max_k=1, microbatches=None, period_ns=None)
     search = _Search(replace(problem, scope=scope, stages=tuple(stages)), free=False)
     solution = search.query(1, run, period_ns)

@@ -165,7 +165,7 @@ class _Search:
     is_open : bool
         Whether some period was not answered in this round.
     is_first : bool
-        Whether the search beside is compiled meanwhile: all cores are for that.
+        Whether the local search is compiled meanwhile: nothing else is, until the run ends.
     start, found : tuple of Stage
         The last allocation that the relaxation allows, or that of a plan; that of the last answer.
     instants : FittingInstants or None
