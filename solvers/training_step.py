@@ -68,7 +68,7 @@ MORE_OF_LOOPS: Final = 0.1
 SHARE_OF_PLACED_AT_FIRST: Final = 0.05
 """Of the time that is left then, for layers that move from GPU to GPU."""
 SHARE_OF_OTHERS: Final = 0.17
-"""Of the time, that contiguous stages leave to all that is looked at before them."""
+"""Of the time once it is bounded, that contiguous stages leave to what is looked at before them."""
 MARGIN: Final = 0.05
 """Of the time, that contiguous stages alone leave, too: no two clocks are alike."""
 SHARE_OF_CONTIGUOUS: Final = 0.75
@@ -139,12 +139,12 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
             field="platform",
             way_out="Give such a platform, or allow any allocation (Scope.allocation)",
         )
-    limit_s, loops = run.remaining(), LoopedSteps(problem) if anywhere else None
-    if loops is not None:
-        loops.look(run, SHARE_OF_LOOPS)
-        if not (alike and problem.platform.uniform) or compilation.is_under_way():
-            loops.look(run, MORE_OF_LOOPS)
-            _lay_out_loops(loops, run)
+    loops = LoopedSteps(problem) if anywhere else None
+    at_first = not (alike and problem.platform.uniform) or compilation.is_under_way()
+    if loops is not None and at_first:
+        for share in (SHARE_OF_LOOPS, MORE_OF_LOOPS):
+            loops.look(run, share)
+        _lay_out_loops(loops, run)
     left = run.remaining()
     if compilation.is_under_way() or not compilation.is_kept():
         _report_meanwhile(problem, run, alike=alike)
@@ -161,8 +161,12 @@ def _search(problem: Problem, run: Run, *, engines: bool) -> None:
     placed = PlacedFolds(problem, run, layout) if anywhere else None
     cutoff = partial(_least_ns, problem, searches, placed)
     own = EngineSteps(asked, run, cutoff) if engines else None
+    bound, ahead = None if step is None else _prove(with_halves(step), run), False
+    # What all that comes before takes is no part of the time that is shared.
+    limit_s = run.remaining()
+    if loops is not None and not at_first:
+        loops.look(run, SHARE_OF_LOOPS)
     if step is not None:
-        bound, ahead = _prove(with_halves(step), run), False
         if loops is not None and placed is not None:
             ahead = _look_at_others(loops, placed, run, bound)
         if bound is None or not _search_parts(problem, fold, run, engines=engines):

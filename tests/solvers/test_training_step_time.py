@@ -140,10 +140,11 @@ def test_a_step_is_there_before_this_process_compiles_by_itself(
 
 @pytest.mark.parametrize("work", [200, 600, pytest.param(None, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("proof", [0, 300])
 def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
-    monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None
+    monkeypatch: pytest.MonkeyPatch, seed: int, work: int | None, proof: int
 ) -> None:
-    """In the same time, whatever others took before them."""
+    """In the same time, whatever others took before them, and what is ahead of both."""
     runs: list[Run] = []
     found: list[int] = []
     chain = sized(random_chain(8, seed).chain)
@@ -160,11 +161,23 @@ def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
 
     def solve(problem: Problem) -> None:
         ticks = count()
+
+        def prove_late(*given: Any) -> int | None:
+            bound = prove(*given)
+            for _ in range(proof):
+                next(ticks)
+            return bound
+
+        monkeypatch.setattr(solver, "_prove", prove_late)
         runs.append(Run(problem))
         # A search looks at the clock before each simulation: so time is work.
-        runs[-1].clock = Clock(work, now=lambda: float(next(ticks)))
+        limit = None if work is None else work + proof
+        runs[-1].clock = Clock(limit, now=lambda: float(next(ticks)))
         solver.solve(problem, runs[-1])
 
+    prove = solver._prove
+    # What is read looks at the clock, too, and far more often for its time than a search does.
+    monkeypatch.setattr(solver, "is_answered", lambda _: False)
     monkeypatch.setattr(layout, "OPERATION_S", 0.0)
     monkeypatch.setattr(layout.LayoutTime, "measure", lambda *_: nullcontext())
     monkeypatch.setattr(solver, "search_contiguous", note)
