@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ Array = npt.NDArray[np.int64]
 
 NEVER: Final = 1 << 60
 """Longer than anything, ns."""
+MOST_ENDS: Final = 64
+"""Of stages that are looked at together."""
 
 
 def partition(problem: Problem) -> list[Stage]:
@@ -57,7 +61,7 @@ def partition(problem: Problem) -> list[Stage]:
         place, used = end, used - count
         places.append(place)
         replicas.append(count)
-    stages = stages_in_order(cuts_between([search.places[place] for place in places]), replicas)
+    stages = stages_in_order(cuts_between(search.places[places].tolist()), replicas)
     return [
         replace(stage, recompute=runs_of(flags.tolist(), stage.first))
         for stage, flags in zip(stages, recompute, strict=True)
@@ -65,12 +69,11 @@ def partition(problem: Problem) -> list[Stage]:
 
 
 class _Weights(NamedTuple):
-    """What a stage takes: times, ns, and bytes."""
+    """What stages from one place to others take: times, ns, and bytes."""
 
-    time: int
-    fixed: int
-    saved: int
-    parameters: int
+    time: Array
+    fixed: Array
+    saved: Array
 
 
 class _Search:
@@ -79,70 +82,115 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         platform, layers = problem.platform, problem.chain.layers
         self.problem = problem
-        self.places = cut_places(problem.chain)
+        self.places = np.array(cut_places(problem.chain), dtype=np.int64)
         self.replicas = problem.replica_counts
         self.count = problem.scope.microbatches or 1
         self.room = min(gpu.usable_bytes for gpu in platform.gpus)
         outputs = [layers[place - 1].activation_bytes for place in self.places[1:-1]]
-        self.sent = [0, *(2 * platform.longest_transfer_ns(size) for size in outputs), 0]
+        self.sent = np.array([0, *(2 * platform.longest_transfer_ns(size) for size in outputs), 0])
         self.forward = np.array([layer.forward_ns for layer in layers], dtype=np.int64)
         self.saved = np.array([layer.saved for layer in layers], dtype=np.int64)
         self.inputs = np.array([input_bytes(problem.chain, n) for n in range(len(layers))])
+        self.workspace = np.array([layer.workspace_bytes or 0 for layer in layers], dtype=np.int64)
+        self.times = _sums(layer.forward_ns + layer.backward_ns for layer in layers)
+        self.saves = _sums(layer.saved for layer in layers)
+        self.weights = _sums(layer.weight_bytes for layer in layers)
+        self.parameters = _sums(layer.parameter_bytes or 0 for layer in layers)
 
     def begin(self, loads: Array, chosen: Array, first: int) -> None:
-        """Find for each number of GPUs the best suffix that begins there."""
-        gpus, most = loads.shape[1] - 1, self.replicas[-1]
-        largest = min(gpus, most * (len(self.places) - 1 - first))
-        for end in range(first + 1, len(self.places)):
-            stage = self._weigh(first, end)
-            extra = self._extra(first, end, stage, gpus)
-            least = -(-(self.sent[first] + stage.time) // most)
-            if not len(extra) or least >= loads[first, 1 : largest + 1].max():
-                break
-            time = self.sent[first] + stage.time + self.sent[end]
-            for replicas in self.replicas:
-                # By GPUs that are used from here on: what it keeps must be known in `extra`.
-                used = np.arange(replicas, min(gpus, replicas * len(extra)) + 1)
-                work = time + extra[-(-used // replicas) - 1]
-                sync = 4 * (replicas - 1) * stage.parameters
-                load = -(-(work * self.count + sync) // (replicas * self.count))
-                found = np.maximum(load, loads[end, used - replicas])
-                better = used[found < loads[first, used]]
-                loads[first, better] = found[better - replicas]
-                chosen[first, better] = end, replicas
+        """Find for each number of GPUs the best suffix that begins there.
 
-    def _weigh(self, first: int, end: int) -> _Weights:
-        layers = self.problem.chain.layers[self.places[first] : self.places[end]]
-        time = sum(layer.forward_ns + layer.backward_ns for layer in layers)
-        workspace = max(layer.workspace_bytes or 0 for layer in layers) if time else 0
-        parameters = sum(layer.parameter_bytes or 0 for layer in layers)
+        Stages get longer, some ends at a time. A number of GPUs is left out once no longer stage
+        fits with it, or takes less than the best found.
+        """
+        units, gpus, most = len(self.places) - 1, loads.shape[1] - 1, self.replicas[-1]
+        used = np.arange(1, min(gpus, most * (units - first)) + 1)
+        end, stages = first + 1, self._weigh(first)
+        while end <= units and len(used):
+            ends = np.arange(end, min(2 * end - first, end + MOST_ENDS, units + 1))
+            extra = self._extra(first, ends, stages, int(used[-1]))
+            best, behind, replicas = self._best(first, ends, stages.time, extra, loads, used)
+            better = best < loads[first, used]
+            loads[first, used[better]] = best[better]
+            chosen[first, used[better]] = np.stack([behind, replicas], axis=1)[better]
+            end = int(ends[-1]) + 1
+            fits = extra[-1, -(-used // most) - 1] < NEVER
+            least = -(-(self.sent[first] + stages.time[ends[-1] - first - 1]) // most)
+            used = used[fits & (loads[first, used] > least)]
+
+    def _best(
+        self, first: int, ends: Array, time: Array, extra: Array, loads: Array, used: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return the least load for each number of GPUs, the nearest end that has it, and replicas.
+
+        Of those the fewest.
+        """
+        best, behind, chosen = (np.full(len(used), NEVER) for _ in range(3))
+        time = self.sent[first] + time[ends - first - 1] + self.sent[ends]
+        for replicas in self.replicas:
+            own = used >= replicas
+            # By GPUs that are used from here on: what it keeps must be known in `extra`.
+            spare = extra[:, -(-used[own] // replicas) - 1]
+            work = (time[:, np.newaxis] + spare) * self.count + self._sync(first, ends, replicas)
+            load = np.where(spare < NEVER, -(-work // (replicas * self.count)), NEVER)
+            found = np.maximum(load, loads[ends[:, np.newaxis], used[own] - replicas])
+            least, nearest = found.min(axis=0), ends[found.argmin(axis=0)]
+            better = (least < best[own]) | ((least == best[own]) & (nearest < behind[own]))
+            changed = np.flatnonzero(own)[better]
+            best[changed], behind[changed] = least[better], nearest[better]
+            chosen[changed] = replicas
+        return best, behind, chosen
+
+    def _sync(self, first: int, ends: Array, replicas: int) -> Array:
+        """Return how long replicas of stages send gradients, in all of them, ns; a row each."""
+        if replicas == 1:
+            return np.zeros((len(ends), 1), dtype=np.int64)
+        sizes = self.parameters[self.places[ends]] - self.parameters[self.places[first]]
+        times = map(self.problem.platform.longest_transfer_ns, sizes.tolist())
+        sent = np.array([time if size else 0 for time, size in zip(times, sizes, strict=True)])
+        return 4 * (replicas - 1) * sent[:, np.newaxis]
+
+    def _weigh(self, first: int) -> _Weights:
+        """Return what stages take that begin at a place, by the places that they can end at."""
+        begin, ends = self.places[first], self.places[first + 1 :]
+        time = self.times[ends] - self.times[begin]
+        workspace = np.maximum.accumulate(self.workspace[begin:])[ends - begin - 1]
         return _Weights(
             time,
-            sum(layer.weight_bytes for layer in layers) + workspace,
-            sum(layer.saved for layer in layers) + (layers[0].saved_input_bytes or 0),
-            self.problem.platform.longest_transfer_ns(parameters) if parameters else 0,
+            self.weights[ends] - self.weights[begin] + np.where(time > 0, workspace, 0),
+            self.saves[ends]
+            - self.saves[begin]
+            + (self.problem.chain.layers[begin].saved_input_bytes or 0),
         )
 
-    def _extra(self, first: int, end: int, stage: _Weights, most: int) -> Array:
-        """Return the time of recompute with 1, 2, ... micro-batches kept, as far as they fit."""
-        free = most
-        if stage.saved:
-            free = min(most, max(0, (self.room - stage.fixed) // stage.saved))
-        elif stage.fixed > self.room:
-            free = 0
-        nothing = np.zeros(free, dtype=np.int64)
-        if not self.problem.scope.recompute or free == most:
-            return nothing
-        layers, kept = slice(self.places[first], self.places[end]), np.arange(free + 1, most + 1)
-        order, enough = self._choose(layers, kept, stage.fixed + kept * stage.saved - self.room)
-        fitting = enough[enough < order.shape[1]]
-        times = self.forward[layers][order[: len(fitting)]].cumsum(axis=1)
-        return np.concatenate([nothing, times[np.arange(len(fitting)), fitting]])
+    def _extra(self, first: int, ends: Array, stages: _Weights, most: int) -> Array:
+        """Return the time of recompute with 1, 2, ... `most` micro-batches kept, a row for an end.
+
+        `NEVER` where they do not fit.
+        """
+        which, kept = ends - first - 1, np.arange(1, most + 1)
+        fixed, saved = stages.fixed[which], stages.saved[which]
+        most_kept = np.where(saved > 0, (self.room - fixed) // np.maximum(saved, 1), most)
+        most_kept = np.where(fixed <= self.room, np.minimum(most_kept, most), 0)
+        extra = np.where(kept <= most_kept[:, np.newaxis], 0, NEVER)
+        if not self.problem.scope.recompute:
+            return extra
+        for row, (end, free) in enumerate(zip(ends, most_kept, strict=True)):
+            if free == most:
+                continue
+            layers = slice(self.places[first], self.places[end])
+            missing = fixed[row] + kept[free:] * saved[row] - self.room
+            order, enough = self._choose(layers, kept[free:], missing)
+            fitting = enough[enough < order.shape[1]]
+            times = self.forward[layers][order[: len(fitting)]].cumsum(axis=1)
+            extra[row, free : free + len(fitting)] = times[np.arange(len(fitting)), fitting]
+        return extra
 
     def recompute(self, first: int, end: int, kept: int) -> npt.NDArray[np.bool_]:
         """Return which layers of a stage that fits are recomputed to keep some micro-batches."""
-        stage, layers = self._weigh(first, end), slice(self.places[first], self.places[end])
-        missing = stage.fixed + kept * stage.saved - self.room
+        stages, which = self._weigh(first), end - first - 1
+        layers = slice(self.places[first], self.places[end])
+        missing = int(stages.fixed[which] + kept * stages.saved[which]) - self.room
         flags = np.zeros(layers.stop - layers.start, dtype=np.bool_)
         if missing > 0:
             order, enough = self._choose(layers, np.array([kept]), np.array([missing]))
@@ -162,3 +210,8 @@ class _Search:
         order = np.argsort(price, axis=1, kind="stable")
         gained = np.take_along_axis(gain, order, axis=1).cumsum(axis=1)
         return order, (gained < missing[:, np.newaxis]).sum(axis=1)
+
+
+def _sums(values: Iterable[int]) -> Array:
+    """Return the sums of the first 0, 1, 2, ... values."""
+    return np.array([0, *accumulate(values)], dtype=np.int64)

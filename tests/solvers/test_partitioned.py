@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Platform, Rule, Scope, Stage, solve
 from schedopt.cuts import NoPartition
-from schedopt.problem import Problem
+from schedopt.families import random_chain
+from schedopt.problem import Problem, training_step
+from schedopt.solvers import piper
 from schedopt.solvers.even_split import even_split
 from schedopt.solving.registry import PARTITIONED, PARTITIONERS, load_partitioner, solver_names
+from tests.bench.test_hybrid import sized
 from tests.budgets import trials
 from tests.layers import layer
 from tests.solvers.asking import ask, plan_of
@@ -130,3 +133,17 @@ def test_an_even_split_by_hand() -> None:
     result = solve(chain, Platform(2, 9), solver="even_split")
     assert [stage.layers for stage in plan_of(result).stages] == [(0, 0), (1, 2)]
     assert result.period == 10
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_piper_finds_the_same_however_many_ends_it_looks_at_together(
+    monkeypatch: pytest.MonkeyPatch, *, recompute: bool
+) -> None:
+    chain = sized(random_chain(40, 1).chain)
+    scope = Scope.usual(recompute=recompute, replicas=None)
+    problem = training_step(chain, Platform(16, 2 * 10**9, bandwidth=12 * 10**9), 16, scope)
+    found = load_partitioner("piper")(problem)
+    assert len({len(stage.gpus) for stage in found}) > 1
+    assert any(stage.recompute for stage in found) is recompute
+    monkeypatch.setattr(piper, "MOST_ENDS", 1)
+    assert load_partitioner("piper")(problem) == found
