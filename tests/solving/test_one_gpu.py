@@ -29,9 +29,9 @@ from schedopt.solvers.relaxation import (
     one_after_the_other_ns,
     relaxed_allocations,
 )
+from schedopt.solving.disjunctive.distances import make_scratch
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.one_gpu.columns import GpuOrders
-from schedopt.solving.one_gpu.distances import make_scratch
 from schedopt.solving.one_gpu.heavy_columns import may_have_order
 from schedopt.solving.one_gpu.orders import GpuData
 from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns

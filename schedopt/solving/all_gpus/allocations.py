@@ -29,8 +29,8 @@ from schedopt.solving.all_gpus.partitions import (
     find_partition,
     make_partition_tree,
 )
+from schedopt.solving.disjunctive.branching import ORDER, UNKNOWN
 from schedopt.solving.one_gpu.columns import CELLS, PIECE, GpuOrders
-from schedopt.solving.one_gpu.orders import ORDER, UNKNOWN
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.all_gpus.orders import JointData, JointScratch, find_joint_order
+from schedopt.solving.disjunctive.branching import NO_ORDER
+from schedopt.solving.disjunctive.distances import Scratch
 from schedopt.solving.local_search.njit import njit_entry
-from schedopt.solving.one_gpu.distances import Scratch
 from schedopt.solving.one_gpu.heavy_columns import can_add
-from schedopt.solving.one_gpu.orders import NO_ORDER, find_order, read_layers
+from schedopt.solving.one_gpu.orders import find_order, read_layers
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.all_gpus.orders import JointData, JointScratch, find_joint_order
+from schedopt.solving.disjunctive.branching import ORDER
 from schedopt.solving.local_search.moves import below
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.one_gpu.orders import ORDER
 
 Array = npt.NDArray[np.int64]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schedopt.solving.all_gpus.orders import JointData, JointScratch, find_joint_order
+from schedopt.solving.disjunctive.branching import NO_ORDER, ORDER, UNKNOWN
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.one_gpu.orders import NO_ORDER, ORDER, UNKNOWN
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -43,6 +43,7 @@ COMPILED_ROOMS: Final = (
     "replicas",
     "flush_search",
     "engines",
+    "disjunctive",
     "one_gpu",
     "all_gpus",
 )

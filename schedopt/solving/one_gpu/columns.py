@@ -16,7 +16,7 @@ from schedopt.interrupts import never_stop, raise_if_stopped
 from schedopt.layer import Layer
 from schedopt.platform import Platform
 from schedopt.problem import Problem, Scope
-from schedopt.solving.one_gpu.distances import make_scratch
+from schedopt.solving.disjunctive.distances import make_scratch
 from schedopt.solving.one_gpu.heavy_columns import (
     ColumnLimits,
     fill_column,

@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from schedopt.solving.disjunctive.branching import NO_ORDER
+from schedopt.solving.disjunctive.distances import Scratch
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
-from schedopt.solving.one_gpu.distances import Scratch
-from schedopt.solving.one_gpu.orders import NO_ORDER, GpuData, find_order, read_layers
+from schedopt.solving.one_gpu.orders import GpuData, find_order, read_layers
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

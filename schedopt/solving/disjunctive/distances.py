@@ -1,8 +1,8 @@
-"""Least distances between the operations of a GPU, and what follows from them, compiled.
+"""Least distances between the operations of GPUs, and what follows from them, compiled.
 
-A GPU runs k forwards and k backwards of each of its layers in a period P = k T, and all comes again
-after P. Let the operation a start at x[a] and take d[a]. As it runs alone, each other one has a
-whole number K of turns with
+GPUs run k forwards and k backwards of each of their layers in a period P = k T, and all comes again
+after P. Let the operation a start at x[a] and take d[a]. A GPU runs one at a time: so of each other
+operation b on it, a whole number K of turns has
 
     x[b] + d[b] + K P <= x[a] <= x[b] + (K + 1) P - d[a]
 
@@ -28,25 +28,48 @@ NONE: Final = -(1 << 50)
 FEW: Final = -(1 << 30)
 MANY: Final = 1 << 30
 """Turns of which nothing is known."""
-DEPTH: Final = 64
+MOST_CHOICES: Final = 128
 """Choices of turns on top of each other, at most."""
 
 
-class Scratch(NamedTuple):
-    """What a question about an order is worked out in, for up to m layers: see `make_scratch`.
+class Question(NamedTuple):
+    """What is asked about the operations of some layers.
 
     Parameters
     ----------
-    behind : (DEPTH + 2, 2 k m, 2 k m) array
+    layers : int
+        How many there are.
+    k, period : int
+        P, and the micro-batches that enter in it.
+    room : int
+        Bytes of each GPU.
+    until : int
+        Distances that are looked at, in all, before the answer is not known.
+    """
+
+    layers: int
+    k: int
+    period: int
+    room: int
+    until: int
+
+
+class Scratch(NamedTuple):
+    """What a question is worked out in, for up to m layers: see `make_scratch`.
+
+    Parameters
+    ----------
+    behind : (MOST_CHOICES + 2, 2 k m, 2 k m) array
         Least distance from the start of an operation to that of another one, by the choice. The
         first micro-batch has the forwards of all layers, then their backwards; so has the second.
-    length, start : (2 k m,) array
+    length, start, gpu : (2 k m,) array
         Of each operation.
     saved : (m,) array
+        What each layer saves.
     beside : (2 m,) array
         What is there when an operation of a layer runs, beside what is saved.
     layers : (m,) array
-        Those that take time, by number.
+        The layers, by number.
     done : (1,) array
         Distances that were looked at.
     """
@@ -54,6 +77,7 @@ class Scratch(NamedTuple):
     behind: npt.NDArray[np.int64]
     length: Array
     start: Array
+    gpu: Array
     saved: Array
     beside: Array
     layers: Array
@@ -62,16 +86,29 @@ class Scratch(NamedTuple):
 
 def make_scratch(k: int, layers: int) -> Scratch:
     """Return the scratch of questions about up to so many layers."""
-    operations, whole = 2 * k * layers, np.int64
+
+    def zeros(*shape: int) -> Array:
+        return np.zeros(shape, dtype=np.int64)
+
+    operations = 2 * k * layers
     return Scratch(
-        behind=np.empty((DEPTH + 2, operations, operations), dtype=whole),
-        length=np.empty(operations, dtype=whole),
-        start=np.empty(operations, dtype=whole),
-        saved=np.empty(layers, dtype=whole),
-        beside=np.empty(2 * layers, dtype=whole),
-        layers=np.empty(layers, dtype=whole),
-        done=np.zeros(1, dtype=whole),
+        behind=zeros(MOST_CHOICES + 2, operations, operations),
+        length=zeros(operations),
+        start=zeros(operations),
+        gpu=zeros(operations),
+        saved=zeros(layers),
+        beside=zeros(2 * layers),
+        layers=zeros(layers),
+        done=zeros(1),
     )
+
+
+@njit_kernel
+def clear_distances(count: int, scratch: Scratch) -> None:
+    """Let nothing be known of the distances between so many operations."""
+    for row in range(count):
+        for column in range(count):
+            scratch.behind[0, row, column] = 0 if row == column else NONE
 
 
 @njit_kernel
@@ -134,52 +171,53 @@ def backwards_before(behind: Array, length: Array, period: int, one: int, backwa
 
 
 @njit_kernel
-def keep_alone(behind: Array, length: Array, count: int, period: int, done: Array) -> int:
+def keep_alone(behind: Array, question: Question, scratch: Scratch) -> int:
     """Lengthen distances to whole turns: 1 if some were, 0 if none, -1 if they cannot be."""
-    changed = 0
+    count, period, gpu = 2 * question.k * question.layers, question.period, scratch.gpu
+    length, changed = scratch.length, 0
     for one in range(count):
         for other in range(count):
-            if one == other or behind[other, one] == NONE:
+            if one == other or gpu[one] != gpu[other] or behind[other, one] == NONE:
                 continue
             turns = least_turns(behind, length, period, one, other)
             least = turns * period + length[other]
             if least > behind[other, one]:
                 changed = 1
-                if not add_distance(behind, count, other, one, least, done):
+                if not add_distance(behind, count, other, one, least, scratch.done):
                     return -1
     return changed
 
 
 @njit_kernel
-def held_at(
-    behind: Array, length: Array, layers: int, k: int, period: int, saved: Array, one: int
-) -> int:
-    """Return what layers have saved when an operation runs, at least."""
-    held = 0
+def slack_at(behind: Array, question: Question, scratch: Scratch, one: int) -> int:
+    """Return what the GPU of an operation has left when it runs, at most."""
+    layers, period, length = question.layers, question.period, scratch.length
+    slack = question.room - int(scratch.beside[one % (2 * layers)])
     for layer in range(layers):
-        for number in range(k):
+        if scratch.gpu[layer] != scratch.gpu[one]:
+            continue
+        for number in range(question.k):
             forward = number * 2 * layers + layer
             begun = forwards_before(behind, length, period, one, forward)
             ended = backwards_before(behind, length, period, one, forward + layers)
-            held += saved[layer] * max(0, begun - ended)
-    return held
+            slack -= scratch.saved[layer] * max(0, begun - ended)
+    return slack
 
 
 @njit_kernel
-def fit_memory(behind: Array, layers: int, k: int, period: int, room: int, scratch: Scratch) -> int:
+def fit_memory(behind: Array, question: Question, scratch: Scratch) -> int:
     """Leave no more in flight than fits: as `keep_alone`."""
-    length, saved, done = scratch.length, scratch.saved, scratch.done
-    count, changed = 2 * k * layers, 0
+    layers, period, length = question.layers, question.period, scratch.length
+    saved, done, count, changed = scratch.saved, scratch.done, 2 * question.k * layers, 0
     for one in range(count):
-        held = held_at(behind, length, layers, k, period, saved, one)
-        slack = room - scratch.beside[one % (2 * layers)] - held
+        slack = slack_at(behind, question, scratch, one)
         if slack < 0:
             return -1
         for layer in range(layers):
-            if saved[layer] == 0:
+            if scratch.gpu[layer] != scratch.gpu[one] or saved[layer] == 0:
                 continue
             more = slack // saved[layer]
-            for number in range(k):
+            for number in range(question.k):
                 forward = number * 2 * layers + layer
                 backward = forward + layers
                 begun = forwards_before(behind, length, period, one, forward)
@@ -201,20 +239,18 @@ def fit_memory(behind: Array, layers: int, k: int, period: int, room: int, scrat
 
 
 @njit_kernel
-def narrow(
-    behind: Array, layers: int, k: int, period: int, room: int, until: int, scratch: Scratch
-) -> bool:
+def narrow(behind: Array, question: Question, scratch: Scratch) -> bool:
     """Lengthen distances until nothing changes, or enough is done; False if they cannot be.
 
     Where nothing is saved there may be no end to what lies between two operations.
     """
-    count, changes = 2 * k * layers, True
-    while changes and scratch.done[0] <= until:
-        scratch.done[0] += 4 * count * count
-        alone = keep_alone(behind, scratch.length, count, period, scratch.done)
+    count, changes = 2 * question.k * question.layers, True
+    while changes and scratch.done[0] <= question.until:
+        scratch.done[0] += 5 * count * count
+        alone = keep_alone(behind, question, scratch)
         if alone < 0:
             return False
-        fits = fit_memory(behind, layers, k, period, room, scratch)
+        fits = fit_memory(behind, question, scratch)
         if fits < 0:
             return False
         changes = alone > 0 or fits > 0
