@@ -1,20 +1,20 @@
 """The shortest step of m micro-batches with a flush.
 
-Several allocations are tried: an even split, Next Fit, and those that the exact contiguous dynamic
-programme finds at several steady periods, for the best steady plan need not be the best for few
-micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by the best pattern
-for k = 1), started as soon as possible, and scored by its makespan. Published steps come before
-them, or behind if they take long. Where stages may lie anywhere, a compiled annealing moves layers
-from GPU to GPU in a share of the time. Every plan that the solvers for the steady state find is
-scored, too, with all that is allowed, in a share of the time. Then the order of the best is
-searched and proven by the order model, with a last constraint: that all m end before the next step
-begins. Where there are few allocations, so is that of every other one.
+Several allocations are tried: as few GPUs as fit, an even split, Next Fit, and those that the exact
+contiguous dynamic programme finds at several steady periods, for the best steady plan need not be
+the best for few micro-batches. Each is run by 1F1B* at its least period (stages that share a GPU by
+the best pattern for k = 1), started as soon as possible, and scored by its makespan. Published
+steps come before them, or behind if they take long. Where stages may lie anywhere, a compiled
+annealing moves layers from GPU to GPU in a share of the time. Every plan that the solvers for the
+steady state find is scored, too, with all that is allowed, in a share of the time. Then the order
+of the best is searched and proven by the order model, with a last constraint: that all m end before
+the next step begins. Where there are few allocations, so is that of every other one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -28,12 +28,11 @@ from schedopt.plan import Operation, Pattern, Plan, Transfer
 from schedopt.problem import Problem, Scope
 from schedopt.proofs import Proof, ProofKind
 from schedopt.simulation import Simulation, simulate
-from schedopt.solvers.contiguous import contiguous_stages
+from schedopt.simulation.events import is_too_long
 from schedopt.solvers.contiguous import prove_impossible as prove_no_stages
-from schedopt.solvers.even_split import even_split
-from schedopt.solvers.next_fit import next_fit
-from schedopt.solvers.periodic import best_pattern, prove_impossible
+from schedopt.solvers.periodic import prove_impossible
 from schedopt.solvers.placed_folds import PlacedFolds
+from schedopt.solvers.step_allocations import list_allocations, steady_plan
 from schedopt.solving.enumeration import every_allocation
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.models.bisection import bisect_period, query_model
@@ -45,13 +44,9 @@ from schedopt.solving.phases import search_phases
 from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
 from schedopt.solving.requirements import refuse_unsupported, refuse_updates, require_stages
 from schedopt.solving.run import Run
-from schedopt.solving.shared_links import best_plan
-from schedopt.solving.stage_chain import StageChain
 from schedopt.stage import Stage
 from schedopt.systems.steps import published_step, without_updates
 
-STRETCHES: Final = (Fraction(1), Fraction(11, 10), Fraction(5, 4), Fraction(3, 2), Fraction(2))
-"""Steady periods at which allocations are looked for, over the least."""
 MOST_TRIED: Final = 4
 """Allocations whose whole step is made, the most promising first."""
 MOST_GUESSED: Final = 8000
@@ -114,8 +109,8 @@ def search(problem: Problem, run: Run, *, moves: bool) -> None:
     published = _report_published(PUBLISHED, problem, count, run, SHARE_OF_PUBLISHED)
     plans: list[Plan] = []
     layout = LayoutTime()
-    for stages in _allocations(steady, run):
-        plan = _steady(steady, stages, run)
+    for stages in list_allocations(steady, run):
+        plan = steady_plan(steady, stages, run)
         if plan is not None:
             plans.append(plan)
             if len(plans) == 1:
@@ -208,6 +203,10 @@ def _report_best(
         for length, plan in _by_length(plans, count, run)
     ]
     every = [one for one in every if one[0] <= most_s]
+    # A step with too many events is refused, unless there are others.
+    every = [one for one in every if not is_too_long(one[2].pattern, count)] or (
+        every[:1] if run.best() is None else []
+    )
     left_s = QUICK_S if run.clock.stop_requested() else run.remaining()
     chosen = [one for one in every if left_s is None or one[0] < left_s][:MOST_TRIED]
     if not chosen and run.best() is None:
@@ -253,43 +252,11 @@ def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:
     return search_phases(asked, run.subrun(asked, SHARE))
 
 
-def _steady(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | None:
-    """Return the plan of an allocation under 1F1B*, if it fits into the memory at all."""
-    used = [stage.gpus[0] for stage in stages]
-    if len(set(used)) < len(used):
-        return best_pattern(problem, stages, run)
-    chain = StageChain(problem, stages, free=problem.scope.recompute)
-    longest = chain.longest_period()
-    return best_plan(chain, chain.shorten(longest, run), run) if chain.fits(longest) else None
-
-
 def _guess(plan: Plan, count: int) -> Fraction:
     """Return about how long a step takes: a short one, and the period for each micro-batch more."""
     events = len(plan.pattern.items) // plan.pattern.k
     few = min(count, 8 * len(plan.stages), max(1, MOST_GUESSED // events))
     return simulate(plan, few).makespan_ns + (count - few) * plan.pattern.period
-
-
-def _allocations(problem: Problem, run: Run) -> Iterator[tuple[Stage, ...]]:
-    """Yield allocations worth a try, each once."""
-    if problem.scope.allocation == "fixed":
-        yield problem.stages
-        return
-    seen: set[tuple[Stage, ...]] = set()
-    for stages in _contiguous_allocations(problem, run):
-        if tuple(stages) not in seen:
-            seen.add(tuple(stages))
-            yield tuple(stages)
-
-
-def _contiguous_allocations(problem: Problem, run: Run) -> Iterator[Sequence[Stage]]:
-    layers, gpus = len(problem.chain.layers), problem.platform.gpus
-    yield [Stage(layers=(0, layers - 1), gpus=(0,))]
-    if not problem.chain.same_gpu:
-        yield even_split(layers, len(gpus))
-        if problem.platform.uniform:
-            yield next_fit(problem)
-    yield from contiguous_stages(problem, STRETCHES, run)
 
 
 def _report(plan: Plan, run: Run) -> None:
@@ -385,13 +352,15 @@ class _OrderSearch:
         best = max(1, self.count * self.pipeline.load_ns)
         if self.problem.scope.split_backward or self.pipeline.has_recompute:
             return best
-        path = self.pipeline.path
-        for resource in {resource for task in path for resource in task.resources}:
-            own = [number for number, task in enumerate(path) if resource in task.resources]
-            before = sum(task.length_ns for task in path[: own[0]])
-            after = sum(task.length_ns for task in path[own[-1] + 1 :])
-            work = self.count * sum(path[number].length_ns for number in own)
-            best = max(best, before + work + after)
+        known: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        behind = 0
+        for task in self.pipeline.path:
+            for resource in set(task.resources):
+                ahead, work, _ = known.get(resource, (behind, 0, 0))
+                known[resource] = ahead, work + task.length_ns, behind + task.length_ns
+            behind += task.length_ns
+        for ahead, work, until in known.values():
+            best = max(best, ahead + self.count * work + behind - until)
         return max(best, self.pipeline.whole_ns)
 
     def plan(self, answer: PatternSolution) -> Plan:

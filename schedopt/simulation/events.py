@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schedopt.account.timeline import Timeline
 from schedopt.errors import InputError
-from schedopt.plan import Operation, Transfer
+from schedopt.plan import Operation, Pattern, Transfer
 
 MOST_EVENTS = 1_000_000
 
@@ -47,7 +47,7 @@ def unroll(timeline: Timeline, micro_batches: int) -> list[Event]:
     """
     pattern = timeline.plan.pattern
     items = pattern.items
-    if len(items) * micro_batches > MOST_EVENTS * pattern.k:
+    if is_too_long(pattern, micro_batches):
         raise InputError(
             f"{micro_batches} would make {len(items) * micro_batches // pattern.k} events",
             field="microbatches",
@@ -56,6 +56,11 @@ def unroll(timeline: Timeline, micro_batches: int) -> list[Event]:
     found = [event for item in items for event in _occurrences(timeline, item, micro_batches)]
     begin = min(event.start_ns for event in found)
     return [move(event, event.start_ns - begin) for event in found]
+
+
+def is_too_long(pattern: Pattern, micro_batches: int) -> bool:
+    """Whether a pattern does too much to so many micro-batches for `unroll`."""
+    return len(pattern.items) * micro_batches > MOST_EVENTS * pattern.k
 
 
 def move(event: Event, start_ns: int, length_ns: int | None = None) -> Event:

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedopt import Chain, InputError, Plan, Platform, Problem, Scope, Stage, check, solve
-from schedopt.simulation import simulate
-from schedopt.solvers import step
+from schedopt.simulation import events, simulate
+from schedopt.solvers import step, step_allocations
 from schedopt.solving import Run
 from schedopt.solving.clock import Clock
 from schedopt.solving.replicas.layout import LayoutTime
@@ -139,7 +139,7 @@ def test_a_first_step_comes_before_what_takes_long(monkeypatch: pytest.MonkeyPat
         run.stop()
         yield from ()
 
-    monkeypatch.setattr(step, "contiguous_stages", late)
+    monkeypatch.setattr(step_allocations, "contiguous_stages", late)
     step.solve(problem, run)
     assert run.stopped()
 
@@ -281,6 +281,53 @@ def test_long_steps_are_laid_out_once_as_far_as_there_is_time(
     best = run.best()
     assert best is not None
     assert len(best.stages) == laid_out[0]
+
+
+def on_some_of_six_gpus(memory: int) -> tuple[Problem, Run]:
+    """Return a step of equal layers, two of which fit a GPU of 9 bytes; its run has one second."""
+    heavy = replace(UNIT, weight_bytes=3)
+    chain, scope = Chain(layers=(heavy,) * 6), steps(16, allocation="contiguous")
+    problem = Problem(chain=chain, platform=Platform(6, memory), scope=scope)
+    run = Run(problem)
+    run.clock = Clock(1.0, now=lambda: 0.0)
+    return problem, run
+
+
+def test_without_time_for_any_the_step_on_fewest_gpus_is_laid_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step, "MOST_CHOICES", 0)
+    monkeypatch.setattr(step, "MOST_PUBLISHED", 0)
+    monkeypatch.setattr(step, "QUICK_S", 0.0)
+    monkeypatch.setattr(LayoutTime, "needed_s", lambda self, count: float(count))
+    used = []
+    for memory in (9, 99):
+        problem, run = on_some_of_six_gpus(memory)
+        step.solve(problem, run)
+        best = run.best()
+        assert best is not None
+        used.append(len(best.stages))
+    assert used == [3, 1]
+
+
+def test_steps_with_too_many_events_are_left_out_as_long_as_there_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step, "MOST_CHOICES", 0)
+    monkeypatch.setattr(step, "MOST_PUBLISHED", 0)
+    monkeypatch.setattr(step, "MOST_GUESSED", 12)
+    # Each stage has two operations.
+    for most, stages in ((16 * 12, 6), (16 * 6, 3)):
+        monkeypatch.setattr(events, "MOST_EVENTS", most)
+        problem, run = on_some_of_six_gpus(9)
+        step.solve(problem, run)
+        best = run.best()
+        assert best is not None
+        assert len(best.stages) == stages
+    monkeypatch.setattr(events, "MOST_EVENTS", 16 * 5)
+    problem, run = on_some_of_six_gpus(9)
+    with pytest.raises(InputError, match="would make"):
+        step.solve(problem, run)
 
 
 @pytest.mark.parametrize(
