@@ -283,11 +283,11 @@ def test_long_steps_are_laid_out_once_as_far_as_there_is_time(
     assert len(best.stages) == laid_out[0]
 
 
-def on_some_of_six_gpus(memory: int) -> tuple[Problem, Run]:
-    """Return a step of equal layers, two of which fit a GPU of 9 bytes; its run has one second."""
+def on_some_of_twelve_gpus(memory: int) -> tuple[Problem, Run]:
+    """Return a step of equal layers, six of which fit 24 bytes, and a run that has one second."""
     heavy = replace(UNIT, weight_bytes=3)
-    chain, scope = Chain(layers=(heavy,) * 6), steps(16, allocation="contiguous")
-    problem = Problem(chain=chain, platform=Platform(6, memory), scope=scope)
+    chain, scope = Chain(layers=(heavy,) * 12), steps(16, allocation="contiguous")
+    problem = Problem(chain=chain, platform=Platform(12, memory), scope=scope)
     run = Run(problem)
     run.clock = Clock(1.0, now=lambda: 0.0)
     return problem, run
@@ -301,13 +301,13 @@ def test_without_time_for_any_the_step_on_fewest_gpus_is_laid_out(
     monkeypatch.setattr(step, "QUICK_S", 0.0)
     monkeypatch.setattr(LayoutTime, "needed_s", lambda self, count: float(count))
     used = []
-    for memory in (9, 99):
-        problem, run = on_some_of_six_gpus(memory)
+    for memory in (24, 99):
+        problem, run = on_some_of_twelve_gpus(memory)
         step.solve(problem, run)
         best = run.best()
         assert best is not None
         used.append(len(best.stages))
-    assert used == [3, 1]
+    assert used == [2, 1]
 
 
 def test_steps_with_too_many_events_are_left_out_as_long_as_there_are_others(
@@ -315,17 +315,17 @@ def test_steps_with_too_many_events_are_left_out_as_long_as_there_are_others(
 ) -> None:
     monkeypatch.setattr(step, "MOST_CHOICES", 0)
     monkeypatch.setattr(step, "MOST_PUBLISHED", 0)
-    monkeypatch.setattr(step, "MOST_GUESSED", 12)
+    monkeypatch.setattr(step, "MOST_GUESSED", 24)
     # Each stage has two operations.
-    for most, stages in ((16 * 12, 6), (16 * 6, 3)):
+    for most, stages in ((16 * 24, 12), (16 * 4, 2)):
         monkeypatch.setattr(events, "MOST_EVENTS", most)
-        problem, run = on_some_of_six_gpus(9)
+        problem, run = on_some_of_twelve_gpus(24)
         step.solve(problem, run)
         best = run.best()
         assert best is not None
         assert len(best.stages) == stages
-    monkeypatch.setattr(events, "MOST_EVENTS", 16 * 5)
-    problem, run = on_some_of_six_gpus(9)
+    monkeypatch.setattr(events, "MOST_EVENTS", 16 * 3)
+    problem, run = on_some_of_twelve_gpus(24)
     with pytest.raises(InputError, match="would make"):
         step.solve(problem, run)
 
