@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from types import MappingProxyType
+from typing import Final
 
 from schedopt.chain import Chain, say_recomputed
 from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
@@ -20,8 +22,8 @@ from schedopt.profile import Profile, Variant, kinds_of_one_size
 from schedopt.result import Result
 from schedopt.scope import MemoryReading
 from schedopt.simulation import simulate
-from schedopt.solving import Progress, as_warm_start
-from schedopt.solving.options import as_time_limit
+from schedopt.solving import Progress
+from schedopt.solving.options import as_time_limit, still_valid
 from schedopt.solving.registry import default_scope
 from schedopt.solving.sizes import solve_sizes
 from schedopt.systems import catalogue
@@ -30,6 +32,9 @@ from schedopt.systems.config import SystemConfig
 from schedopt.units import format_duration
 from schedopt.validation import as_whole, check_mapping, show
 from schedopt.version import __version__
+
+LEAST_S: Final = 0.1
+"""For each of our plans at least, seconds."""
 
 Kinds = Sequence[tuple[Chain, tuple[Variant, ...]]]
 """Chains with their variants: one for each set of modules that are computed again."""
@@ -242,7 +247,7 @@ class _Rows:
                 return
             self._show(system.name)
             left = None if limit is None else limit - (monotonic() - begin)
-            seconds = None if left is None else max(0.1, left / (len(ours) - number))
+            seconds = None if left is None else max(LEAST_S, left / (len(ours) - number))
             self.done.append(self._our_row(system, seconds))
 
     def _our_row(self, system: System, seconds: float | None) -> Row:
@@ -252,7 +257,7 @@ class _Rows:
             best = "none" if progress.period is None else format_duration(progress.period)
             self._show(f"{system.name}: {progress.solver}, best {best}")
 
-        config, scope, start = self.config, self.search.scope, None
+        begin, config, scope, start = monotonic(), self.config, self.search.scope, None
         count = config.microbatches
         try:
             problem = Problem(chain=config.chain, platform=config.platform, scope=scope)
@@ -263,6 +268,8 @@ class _Rows:
                     for chain, variants in self.kinds
                 ]
                 start = _shortest(self.done, problems)
+            if seconds is not None:
+                seconds = max(LEAST_S, seconds - (monotonic() - begin))
             result = solve_sizes(
                 problems,
                 time_limit=seconds,
@@ -300,19 +307,19 @@ def _step_problem(problem: Problem, variants: tuple[Variant, ...], count: int) -
 
 def _shortest(known: Sequence[Row], problems: Sequence[Problem]) -> tuple[str, Plan] | None:
     """Return the shortest step of the rows that answers a problem, with the name of its system."""
-    found = []
     by_chain = {problem.chain.sha256: problem for problem in problems}
+    steps: list[tuple[str, Plan]] = []
     for row in known:
         plan = None if row.result is None else row.result.plan
-        if plan is None:
-            continue
-        problem = by_chain[plan.chain.sha256]
-        try:
-            step = as_warm_start(_as_step(plan, problem), problem)
-        except InputError:
-            continue
-        found.append((row.system.name, step))
-    return min(found, key=lambda pair: pair[1].pattern.period_total_ns, default=None)
+        if plan is not None:
+            with suppress(InputError):
+                steps.append((row.system.name, _as_step(plan, by_chain[plan.chain.sha256])))
+    # Each takes long to be checked.
+    for name, step in sorted(steps, key=lambda pair: pair[1].pattern.period_total_ns):
+        start = still_valid(step, by_chain[step.chain.sha256])
+        if start is not None:
+            return name, start
+    return None
 
 
 def _as_step(plan: Plan, problem: Problem) -> Plan:

@@ -27,6 +27,7 @@ from schedopt.comparing.comparison import Comparison, Order, Outcome, Row
 from schedopt.comparing.files import comparison_document
 from schedopt.comparing.measures import Figures
 from schedopt.scope import MemoryReading
+from schedopt.solving.options import still_valid
 from schedopt.systems.catalogue import System
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
@@ -167,19 +168,30 @@ def test_our_plan_is_a_row_like_the_others() -> None:
 
 
 def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, *SYSTEMS, System("flushed", "", "tests.systems.stand_ins:flushed", ""))
+    twice = ("flushed", "flushed_too")
+    own = (System(name, "", "tests.systems.stand_ins:flushed", "") for name in twice)
+    install(monkeypatch, *SYSTEMS, *own)
 
     def return_the_start(problems: list[Problem], *, initial: Plan | None, **more: Any) -> Result:
         assert initial is not None
         return Result(problem=problems[0], status="feasible", plan=initial, solver="initial")
 
+    tried: list[Plan] = []
+
+    def note(plan: Plan, problem: Problem) -> Plan | None:
+        tried.append(plan)
+        return still_valid(plan, problem)
+
     monkeypatch.setattr(builder, "solve_sizes", return_the_start)
+    monkeypatch.setattr(builder, "still_valid", note)
     # Of the others each is the pattern of an endless run, of which a step is another plan.
     found = compare(
-        CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", "flushed", "schedopt_step"]
+        CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", *twice, "schedopt_step"]
     )
     assert figures(found, "schedopt_step").step_ns == 12
     assert rows(found)["schedopt_step"].note == ("that of flushed; not proven optimal")
+    # What is no shorter is not checked again.
+    assert [plan.pattern.period_total_ns for plan in tried].count(12) == 1
 
 
 def selective() -> Profile:
