@@ -6,14 +6,17 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Platform, Problem, Scope
 from schedopt.bounds import load_bound, propagation_bound
-from schedopt.bounds.amounts import Amounts
-from schedopt.bounds.pairs import Gap
+from schedopt.bounds.amounts import Amounts, Scaled
+from schedopt.bounds.instant_counts import Ways
+from schedopt.bounds.instants import Instants
+from schedopt.bounds.pairs import Gap, Pair
 from schedopt.bounds.propagation import propagate
 from schedopt.proofs import ProofKind
 from schedopt.solvers.relaxation import one_after_the_other_ns
@@ -124,6 +127,90 @@ def test_what_is_between_two_micro_batches_lengthens_what_they_keep() -> None:
     assert own[11:16] == [[3, 2]] * 5
     # Behind by more than a period: two of A are there as B starts. Before A: two of B as A does.
     assert own[16:] == [[2, 3], [3, 2]]
+
+
+def test_what_is_held_of_either_micro_batch_at_its_own_layer() -> None:
+    # P = 10 ns. A spans 12 ns and B 14 ns; from A's start to B's end it is 21 ns, from B's to A's
+    # end 11 ns, at least.
+    scaled = Scaled(Amounts(alone((layer(1, 1),), k=2)), Fraction(5))
+    nothing = np.zeros((1, 1), dtype=np.int64)
+    known = Pair(own=np.array([[12], [14]]), crossed=np.array([[21], [11]]), mean=np.array([13]))
+    ways = Ways(scaled, nothing, nothing, longest=np.array([99]))
+    found = ways.named(known.own[0], known.own[1], known)
+    assert found.shape == (18, 2, 1, 1)
+    *between, later, sooner = found[:, :, 0, 0].tolist()
+    # B starts 5 to 6.25 ns behind A, say. A starts: it spans 11 + 5 ns then, ceil(16 / 10) = 2; and
+    # of B those are there that started 4 to 15 ns ago, 2 of them, as it ends in 21 ns. B starts: it
+    # spans 21 - 6 ns, 2 of B; A started 5 and 15 ns ago, and ends in 11 ns.
+    assert between[8] == [4, 4]
+    # B starts more than 10 ns behind A, which spans 11 + 10 ns: 3 of A, and 1 of B before it. As B
+    # starts there are 2 of B, and A started up to 10 ns ago and ends in 11 + 20 ns: 3 of A.
+    assert later == [3 + 1, 2 + 3]
+    # B starts before A, and spans 21 ns. As A starts there are 2 of A, and B ends in 21 + 10 ns: 3
+    # of B. As B starts there are 3 of B, and 1 of A.
+    assert sooner == [2 + 3, 3 + 1]
+
+
+def alone(layers: tuple[Layer, ...], room: int = 99, *, gpus: int = 1, k: int = 1) -> Problem:
+    """Return a problem without links, for a reading that counts at instants."""
+    scope = Scope(allocation="general", max_k=k, memory="peak")
+    return Problem(chain=Chain(layers=layers), platform=Platform(gpus, room), scope=scope)
+
+
+def test_spans_that_what_is_saved_limits() -> None:
+    # T = 6: of 25 * 6 bytes times ns, spans of 19, 13, 9 and 6 ns take 57 + 39 + 9 + 18, so 27 are
+    # left. A span that is longer makes those of the layers before it longer, that of the first one
+    # from 1 ns on. So no span is longer by 27 / 3 + 1 = 10 ns at the first layer, (27 + 3) / 6 + 1
+    # = 6 at the second one, 5 at the third one, of (27 + 3) / 7, and 4 at the last one.
+    layers = (layer(2, 3, 3), layer(1, 3, 3), layer(2, 1, 1), layer(3, 3, 3))
+    scaled = Scaled(Amounts(alone(layers, 25)), Fraction(6))
+    spans = np.array([19, 13, 9, 6])
+    counts = Instants(scaled, spans, np.zeros((4, 4), dtype=np.int64)).counts[:, 0, 0]
+    # As the third backward ends, the last one ended 1 to 9 + 5 - 2 - 6 = 6 ns ago, and its forward
+    # began 7 ns ago or before: so of the next one, 6 ns later, only the forward began. As the third
+    # forward starts, the last one starts in up to 9 + 5 - 1 - 6 = 7 ns: there may be none.
+    assert counts[4 + 2].tolist() == [3, 2, 2, 1]
+    assert counts[2].tolist() == [3, 2, 2, 0]
+    assert counts[:2].tolist() == [[4, 2, 1, 0], [3, 3, 1, 0]]
+    assert counts[3:6].tolist() == [[3, 2, 2, 1], [4, 2, 1, 0], [3, 3, 1, 0]]
+    assert counts[7].tolist() == [3, 2, 2, 1]
+
+
+def test_a_period_at_which_layers_do_not_fit_at_one_instant() -> None:
+    # T = 6, spans are 10, 6 and 3 ns. As the last backward ends, the first layer started 8 ns ago
+    # and ends in 2: it holds 2 micro-batches, the others 1. So each holds 4 of 7 bytes, which are
+    # too many for two GPUs. At each other instant the first or the last layer holds less.
+    layers = (layer(3, 1, 2), layer(2, 1, 4), layer(2, 1, 4))
+    problem, roomy = alone(layers, 7, gpus=2), alone(layers, 8, gpus=2)
+    assert propagate(Amounts(problem), Fraction(6)) is None
+    assert not has_plan(problem, Fraction(6))
+    forced = propagate(Amounts(roomy), Fraction(6))
+    assert forced is not None
+    assert forced.instants is not None
+    assert forced.instants.counts[:, 0, 0].tolist() == [
+        *([2, 0, 0], [2, 1, 0], [1, 1, 1]),
+        *([2, 0, 0], [2, 1, 0], [2, 1, 1]),
+    ]
+
+
+def test_layers_fit_if_they_do_at_each_instant_in_some_case_at_both() -> None:
+    scaled = Scaled(Amounts(alone((layer(1, 1, weight=1),) * 3, 9, gpus=2, k=2)), Fraction(3))
+    nothing = np.zeros((3, 3), dtype=np.int64)
+    instants = Instants(scaled, np.array([6, 4, 2]), nothing)
+    # A GPU holds two layers that take half of it each, and no two that take more.
+    small = scaled.room // 2 - scaled.weight
+    large = small + 1
+
+    def fit(*kept: list[list[np.ndarray]]) -> bool:
+        instants.kept = np.array(kept)
+        return instants.fit_together()
+
+    assert fit([[small, small]])
+    assert not fit([[small, large]])
+    assert not fit([[large, small]])
+    assert fit([[large, large], [small, small]])
+    assert not fit([[large, small], [small, large]])
+    assert not fit([[small, small]], [[small, large]])
 
 
 @pytest.mark.parametrize("k", [1, 2])
