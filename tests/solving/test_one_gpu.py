@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, combinations, pairwise, permutations, product
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -29,11 +29,11 @@ from schedopt.solvers.relaxation import (
     one_after_the_other_ns,
     relaxed_allocations,
 )
-from schedopt.solving.disjunctive.distances import make_scratch
+from schedopt.solving.disjunctive.distances import NONE, make_scratch
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.one_gpu.columns import GpuOrders
 from schedopt.solving.one_gpu.heavy_columns import may_have_order
-from schedopt.solving.one_gpu.orders import GpuData
+from schedopt.solving.one_gpu.orders import GpuData, least_distances
 from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import has_plan
@@ -94,6 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
         spans=spans,
         ways_ahead=ways[0],
         ways_back=ways[1],
+        behind=least_distances(ahead, back, spans, ways[0], ways[1]),
         timed=np.ones(count, dtype=bool),
         most_done=MOST_DONE,
     )
@@ -177,6 +178,7 @@ def gpu_data(
         spans=spans,
         ways_ahead=between[0],
         ways_back=between[1],
+        behind=least_distances(ahead, back, spans, between[0], between[1]),
         timed=np.ones(count, dtype=bool),
         most_done=MOST_DONE,
     )
@@ -205,6 +207,40 @@ def test_choices_of_turns_rule_out_all_orders(
     layers, scratch = np.ones(count, dtype=bool), make_scratch(k, count)
     assert not may_have_order(layers, data, scratch)
     assert may_have_order(layers, data._replace(room=room + 1), scratch)
+
+
+@trials(100)
+@given(data=st.data())
+def test_distances_are_those_of_the_longest_way(data: st.DataObject) -> None:
+    def draw(*shape: int) -> npt.NDArray[np.int64]:
+        count = int(np.prod(shape))
+        drawn = data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+        return np.array(drawn, dtype=np.int64).reshape(shape)
+
+    ahead, back, more, ways = draw(3), draw(3), draw(3), draw(2, 3, 3)
+    spans = ahead + back + more
+    known = {(layer, 3 + layer): int(spans[layer] - back[layer]) for layer in range(3)}
+    for layer, later in combinations(range(3), 2):
+        known[layer, later] = int(ways[0, layer, later])
+        returned = ways[1, layer, later] + back[later] - back[layer]
+        known[3 + later, 3 + layer] = int(returned)
+    found = least_distances(ahead, back, spans, ways[0], ways[1])
+    for first, last in permutations(range(6), 2):
+        between = [each for each in range(6) if each not in {first, last}]
+        passed = chain.from_iterable(permutations(between, count) for count in range(5))
+        steps = ([*pairwise((first, *over, last))] for over in passed)
+        longest = [sum(known[step] for step in way) for way in steps if known.keys() >= {*way}]
+        assert found[first, last] == max(longest, default=NONE)
+
+
+def test_layers_wait_for_those_between_them_on_other_gpus() -> None:
+    # Over the second layer the last backward is 11 behind the first forward, at least, and runs
+    # before the first backward: this ends 13 behind it, when the next forward has begun.
+    rows = ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 0, 0), (0, 0, 0), (2, 2, 4))
+    data = gpu_data(1, 12, 1, rows, (4, 0, 4, 0))
+    ends, alone = np.array([True, False, True]), make_scratch(1, 3)
+    assert not may_have_order(ends, data, alone)
+    assert may_have_order(ends, data._replace(room=2), alone)
 
 
 def forced_by(problem: Problem) -> ForcedWork | None:

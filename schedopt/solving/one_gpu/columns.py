@@ -24,7 +24,7 @@ from schedopt.solving.one_gpu.heavy_columns import (
     make_tree,
     may_have_order,
 )
-from schedopt.solving.one_gpu.orders import GpuData
+from schedopt.solving.one_gpu.orders import GpuData, least_distances
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +77,7 @@ class GpuOrders:
         self.sizes, self.units, self.apart, self.stopped = sizes, units, apart, stopped
         ways = (np.where(way < NEVER, way, 0) for way in (instants.ahead, instants.back))
         ahead, back = map(np.ascontiguousarray, ways)
+        spans = np.ascontiguousarray(forced.spans)
         self.data = GpuData(
             period=k * scaled.above,
             k=k,
@@ -86,9 +87,10 @@ class GpuOrders:
             weight=scaled.weight,
             saved=scaled.saved,
             workspace=scaled.workspace,
-            spans=np.ascontiguousarray(forced.spans),
+            spans=spans,
             ways_ahead=ahead,
             ways_back=back,
+            behind=least_distances(scaled.ahead, scaled.back, spans, ahead, back),
             timed=(scaled.ahead > 0) & (scaled.back > 0),
             most_done=MOST_DONE,
         )

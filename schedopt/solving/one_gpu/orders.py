@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from schedopt.solving.disjunctive.branching import NO_ORDER, ORDER, UNKNOWN, search
 from schedopt.solving.disjunctive.distances import (
+    NONE,
     Question,
     Scratch,
     add_distance,
@@ -41,6 +42,8 @@ class GpuData(NamedTuple):
     ways_ahead, ways_back : (L, L) array
         From the start of a forward to that of a later layer, and from the end of the backward of
         that one to its own, at least.
+    behind : (2 L, 2 L) array
+        What follows for the starts of all operations of a micro-batch: see `least_distances`.
     timed : (L,) array of bool
         Whether its operations take time: others only bring their weights.
     most_done : int
@@ -58,8 +61,34 @@ class GpuData(NamedTuple):
     spans: Array
     ways_ahead: Array
     ways_back: Array
+    behind: Array
     timed: Flags
     most_done: int
+
+
+def least_distances(
+    ahead: Array, back: Array, spans: Array, ways_ahead: Array, ways_back: Array
+) -> Array:
+    """Return how long operations of a micro-batch start behind each other, at least.
+
+    The forwards of all layers come first, then their backwards. A micro-batch passes all layers,
+    wherever they lie: so a distance is at least that of any way over others, of whatever layers.
+    """
+    layers = len(ahead)
+    behind = np.full((2 * layers, 2 * layers), NONE)
+    np.fill_diagonal(behind, 0)
+    for layer in range(layers):
+        backward = layers + layer
+        behind[layer, backward] = spans[layer] - back[layer]
+        behind[layer, layer + 1 : layers] = ways_ahead[layer, layer + 1 :]
+        returned = ways_back[layer, layer + 1 :] + back[layer + 1 :]
+        behind[backward + 1 :, backward] = returned - back[layer]
+    for over in range(2 * layers):
+        before = np.flatnonzero(behind[:, over] > NONE)[:, None]
+        after = np.flatnonzero(behind[over] > NONE)
+        ways = behind[before, over] + behind[over, after]
+        behind[before, after] = np.maximum(behind[before, after], ways)
+    return behind
 
 
 @njit_kernel
@@ -83,6 +112,21 @@ def read_layers(layers: Flags, data: GpuData, scratch: Scratch) -> int:
 
 
 @njit_kernel
+def _read_distances(layers: int, data: GpuData, scratch: Scratch) -> None:
+    """Read what is known of the distances between the operations of the layers that were read."""
+    all_layers, own, behind = len(data.ahead), scratch.layers, scratch.behind[0]
+    clear_distances(2 * data.k * layers, scratch)
+    scratch.done[0] += data.k * 4 * layers * layers
+    for one in range(2 * layers):
+        row = own[one % layers] + one // layers * all_layers
+        for other in range(2 * layers):
+            least = data.behind[row, own[other % layers] + other // layers * all_layers]
+            for number in range(data.k):
+                first = number * 2 * layers
+                behind[first + one, first + other] = least
+
+
+@njit_kernel
 def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
     """Return whether the layers that were read have an order: one of `NO_ORDER` and the like.
 
@@ -92,35 +136,20 @@ def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
         return ORDER
     if layers > len(scratch.layers):
         return UNKNOWN
-    k, period, count, behind = data.k, data.period, 2 * data.k * layers, scratch.behind[0]
-    clear_distances(count, scratch)
-    own, done = scratch.layers, scratch.done
+    k, own = data.k, scratch.layers
     for place in range(layers):
         scratch.saved[place] = data.saved[own[place]]
         for number in range(k):
             forward = number * 2 * layers + place
             scratch.length[forward] = data.ahead[own[place]]
             scratch.length[forward + layers] = data.back[own[place]]
-    for number in range(k):
-        for place in range(layers):
-            layer, forward = own[place], number * 2 * layers + place
-            backward, back = forward + layers, data.back[own[place]]
-            if not add_distance(behind, count, forward, backward, data.spans[layer] - back, done):
-                return NO_ORDER
-            for later in range(place + 1, layers):
-                more = later - place
-                way = data.ways_ahead[layer, own[later]]
-                if not add_distance(behind, count, forward, forward + more, way, done):
-                    return NO_ORDER
-                way = data.ways_back[layer, own[later]] + data.back[own[later]] - back
-                if not add_distance(behind, count, backward + more, backward, way, done):
-                    return NO_ORDER
+    _read_distances(layers, data, scratch)
     if k == 2:
         # After half of a period the names swap: the second one enters no later than that.
-        second, length = 2 * layers, scratch.length[0]
-        if not add_distance(behind, count, 0, second, length, done):
+        behind, count, second = scratch.behind[0], 4 * layers, 2 * layers
+        if not add_distance(behind, count, 0, second, scratch.length[0], scratch.done):
             return NO_ORDER
-        if not add_distance(behind, count, second, 0, -(period // 2), done):
+        if not add_distance(behind, count, second, 0, -(data.period // 2), scratch.done):
             return NO_ORDER
-    question = Question(layers, k, period, data.room, done[0] + data.most_done)
+    question = Question(layers, k, data.period, data.room, scratch.done[0] + data.most_done)
     return search(question, scratch)
