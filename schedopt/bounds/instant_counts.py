@@ -108,9 +108,9 @@ class Ways:
         # Behind by more than P, and before A.
         own_a, own_b = np.maximum(a, to_a + period), np.maximum(b, to_b)
         at_a = self.held(a, 0, 0, here=own_a) + self.held(b, 0, parts)
-        at_b = self.held(b, 0, 0) + self.held(a, 0, parts, here=own_a, end=to_a + 2 * period)
+        at_b = self.held(b, 0, 0) + self.held(a, 0, parts, end=to_a + 2 * period)
         found.append([at_a, at_b])
-        at_a = self.held(a, 0, 0) + self.held(b, 0, parts, here=own_b, end=to_b + period)
+        at_a = self.held(a, 0, 0) + self.held(b, 0, parts, end=to_b + period)
         at_b = self.held(b, 0, 0, here=own_b) + self.held(a, 0, parts)
         found.append([at_a, at_b])
         return np.array(found)
