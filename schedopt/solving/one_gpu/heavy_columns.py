@@ -113,7 +113,7 @@ def fits_alone(layer: int, sizes: Array, left: Array) -> bool:
 
 
 @njit_kernel
-def is_light(
+def find_limit(
     weight: int, share: int, open_layers: Flags, left: Array, limits: ColumnLimits, first: int
 ) -> int:
     """Return a limit that keeps open layers from making a weight a share, or -1.
@@ -233,7 +233,8 @@ def find_heavy(
     """Go on to look for columns that weigh a share, up to as many as there is place for.
 
     Layers are added one after the other, or left out for good. A column is left where a limit keeps
-    open layers from making its weight a share, or where it has no order beside so many of these.
+    open layers from making its weight a share, or where it has no order beside as many of these as
+    its weight lacks.
 
     Returns
     -------
@@ -252,7 +253,7 @@ def find_heavy(
             if open_layers[depth, one]:
                 layer = one
         if layer >= 0:
-            light = is_light(weight, share, open_layers[depth], left[depth], limits, limit)
+            light = find_limit(weight, share, open_layers[depth], left[depth], limits, limit)
             if light >= 0:
                 layer, limit = -1, light
         if layer < 0:
@@ -277,7 +278,7 @@ def find_heavy(
             )
         light = -1
         if heavier < share:
-            light = is_light(heavier, share, open_layers[deeper], left[deeper], limits, limit)
+            light = find_limit(heavier, share, open_layers[deeper], left[deeper], limits, limit)
             if light >= 0:
                 limit = light
         goes_on = light < 0 and may_go_on(
