@@ -2,6 +2,11 @@
 
 Of transfers, only those are known that distances between layers have in them.
 
+With k = 2 no micro-batch overtakes another one. Sort the starts of each operation over all
+periods, and give them to the micro-batches in turn. If in each micro-batch b starts at least d
+behind a, then at any t no more have started b by t + d than a by t. Sorted starts say no more than
+that, so they are as far apart. What runs when is the same, and so is how many are in flight.
+
 Layers that have no order have none with others beside them, with longer distances or a shorter
 period, as an order with these is one without.
 """
@@ -146,10 +151,14 @@ def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
     _read_distances(layers, data, scratch)
     if k == 2:
         # After half of a period the names swap: the second one enters no later than that.
-        behind, count, second = scratch.behind[0], 4 * layers, 2 * layers
-        if not add_distance(behind, count, 0, second, scratch.length[0], scratch.done):
+        behind, count, done = scratch.behind[0], 4 * layers, scratch.done
+        if not add_distance(behind, count, 2 * layers, 0, -(data.period // 2), done):
             return NO_ORDER
-        if not add_distance(behind, count, second, 0, -(data.period // 2), scratch.done):
-            return NO_ORDER
+        for first in range(2 * layers):
+            second, length = first + 2 * layers, scratch.length[first]
+            if not add_distance(behind, count, first, second, length, done):
+                return NO_ORDER
+            if not add_distance(behind, count, second, first, length - data.period, done):
+                return NO_ORDER
     question = Question(layers, k, data.period, data.room, scratch.done[0] + data.most_done)
     return search(question, scratch)
