@@ -264,6 +264,10 @@ class PackingColumns:
         order = np.argsort(-nearly * (weights + 1e-9) / (cost + 1e-3), axis=1, kind="stable")
         if self.orders is not None:
             work = self._left_work
+            if weights.any():
+                return self._count(
+                    self.orders, lambda orders: orders.fill_heavy(taken, order, weights, BEST, work)
+                )
             return self._count(self.orders, lambda orders: orders.fill(taken, order, work))
         left = UNITS - taken @ sizes
         barred = taken | (taken @ apart)

@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 MOST_LAYERS: Final = 24
 """Of those that take time, in a column: one of more may have an order, and is not looked at."""
 MOST_DONE: Final = 1_000_000
 """Distances that are looked at for a column, before it may have an order."""
+QUICK: Final = 3000
+"""The same for columns that are filled, few of which are kept."""
 CELLS: Final = 1.5e9
 """Distances that are looked at with a unit of work, of `solve_model`."""
 PIECE: Final = 0.02
@@ -118,8 +121,33 @@ class GpuOrders:
 
         Only the first ones, if there is no work for all of them.
         """
+        return self._fill(columns, order, most_work, self.data)
+
+    def fill_heavy(
+        self, columns: Flags, order: Array, weights: Floats, most: int, most_work: float
+    ) -> Flags:
+        """Return the heaviest of the columns that `fill` finds, of those that weigh more than 1.
+
+        Few are asked for, so that all are filled with a quick look at their orders; those that come
+        out heavy and have none are then filled again.
+        """
+        until, kept = self.work + most_work, list[Flags]()
+        quick = self.data._replace(most_done=QUICK)
+        filled = self._fill(columns, order, most_work, quick)
+        heavy = filled @ weights
+        for one in np.argsort(-heavy, kind="stable")[:most]:
+            if heavy[one] <= 1:
+                break
+            if self._may_have_order(filled[one]):
+                kept.append(filled[one])
+            else:
+                again = slice(one, one + 1)
+                kept.extend(self.fill(columns[again], order[again], until - self.work))
+        return np.array(kept, dtype=bool).reshape(-1, columns.shape[1])
+
+    def _fill(self, columns: Flags, order: Array, most_work: float, data: GpuData) -> Flags:
         found, until = columns.copy(), self.work + most_work
-        own = self.sizes, self.units, self.apart, self.data, self.scratch
+        own = self.sizes, self.units, self.apart, data, self.scratch
         for number, (column, layers) in enumerate(zip(found, order, strict=True)):
             raise_if_stopped(self.stopped)
             if self.work > until:
