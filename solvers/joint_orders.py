@@ -11,14 +11,14 @@ from schedopt.bounds.instants import have_instants
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import propagate
 from schedopt.problem import Problem
-from schedopt.solvers.periodic import plan_within
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
     from schedopt.bounds.amounts import Amounts
     from schedopt.bounds.propagation import ForcedWork
-    from schedopt.solving.all_gpus.allocations import Flags
+    from schedopt.solving.all_gpus.allocations import Allocations
+    from schedopt.solving.all_gpus.nearby import Nearby
 
 MOST_SETS: Final = 1 << 16
 """Of as many layers as a GPU has on average; where there are more, not all are looked at."""
@@ -30,6 +30,8 @@ BUSY: Final = Fraction(3, 4)
 """Of the period of the best plan, that GPUs work at least, on average, where any are looked for."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much shorter a period is that is looked for first."""
+LEAST_WORK: Final = 1.0
+"""On each of these periods, in the unit of `solve_model`."""
 MOST_FAILURES: Final = 2
 """Periods for which nothing is found, after which a round ends."""
 
@@ -53,7 +55,7 @@ def are_few_sets(problem: Problem) -> bool:
 
 
 def find_joint(
-    forced: ForcedWork, run: Run, most_work: float, *, with_plan: bool
+    problem: Problem, forced: ForcedWork, run: Run, most_work: float, *, with_plan: bool
 ) -> tuple[Stage, ...] | None:
     """Return an allocation whose GPUs have orders that agree; `with_plan` reports a plan of it.
 
@@ -72,31 +74,32 @@ def find_joint(
     if forced.instants is None or not limits.are_few():
         return None
     orders = GpuOrders(forced, limits.sizes, UNITS, limits.apart, run.stopped)
-    holds = Allocations(forced, orders, run.stopped).find(most_work)
+    allocations = Allocations(forced, orders, run.stopped)
+    holds = allocations.find(most_work)
     if holds is None or not len(holds):
         return None if holds is None else ()
     if with_plan:
-        _report_plan(forced, holds, run)
+        _report_plan(problem, allocations, run)
     return as_stages(holds)
 
 
 def shorten(
-    amounts: Amounts, run: Run, most_work: float
+    problem: Problem, amounts: Amounts, run: Run, most_work: float
 ) -> Iterator[tuple[Fraction, Callable[[ForcedWork], bool]]]:
     """Yield periods below that of the best plan, with what looks for allocations near it.
 
     It reports plans of these, and refutes nothing. Steps are doubled after a plan, else halved.
     Where GPUs idle for long, as with tight memory, little was found, and bounds need the time.
     """
-    step, left, load = FIRST_STEP, MOST_FAILURES, load_bound(amounts.problem).period
+    step, left, load = FIRST_STEP, MOST_FAILURES, load_bound(problem).period
     while left and (before := run.period()) is not None and load >= BUSY * before:
         period = Fraction(floor(before * (1 - step)))
-        bound = run.bound(amounts.problem.scope)
+        bound = run.bound(problem.scope)
         if period < max(1, bound or 1):
             return
 
         def look(forced: ForcedWork, longest: Fraction = before * (1 + AROUND)) -> bool:
-            _look_nearby(propagate(amounts, longest), forced, run, most_work)
+            _look_nearby(problem, propagate(amounts, longest), forced, run, most_work)
             return False
 
         yield period, look
@@ -105,7 +108,9 @@ def shorten(
         left -= not is_shorter
 
 
-def _look_nearby(around: ForcedWork | None, forced: ForcedWork, run: Run, most_work: float) -> None:
+def _look_nearby(
+    problem: Problem, around: ForcedWork | None, forced: ForcedWork, run: Run, most_work: float
+) -> None:
     """Report a plan for a period if one is found of an allocation near that of the best plan."""
     from schedopt.solving.all_gpus.nearby import Nearby
     from schedopt.solving.packing_columns import GpuLimits
@@ -115,16 +120,14 @@ def _look_nearby(around: ForcedWork | None, forced: ForcedWork, run: Run, most_w
         return
     if GpuLimits.of(around).are_few():
         nearby = Nearby(around, forced, best.stages, run.seed, run.stopped)
-        holds = nearby.find(most_work)
-        if holds is not None:
-            _report_plan(forced, holds, run)
+        if nearby.find(max(LEAST_WORK, most_work)) is not None:
+            _report_plan(problem, nearby, run)
 
 
-def _report_plan(forced: ForcedWork, holds: Flags, run: Run) -> None:
-    """Report a plan of what each GPU holds, if CP-SAT finds one that is valid."""
-    from schedopt.solving.all_gpus.allocations import as_stages
+def _report_plan(problem: Problem, found: Allocations | Nearby, run: Run) -> None:
+    """Report the plan of what was found last, if it fits: orders are rounded."""
+    from schedopt.solving.all_gpus.layout import lay_out, read_order
 
-    period = floor(forced.scaled.period)
-    plan = plan_within(forced.scaled.problem, as_stages(holds), period, run)
+    plan = lay_out(problem, read_order(found.data, found.scratch))
     if plan is not None:
         run.report_if_valid(plan)

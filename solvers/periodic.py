@@ -166,14 +166,6 @@ def best_pattern(problem: Problem, stages: Sequence[Stage], run: Run) -> Plan | 
     return None if best is None else search.plan(best)
 
 
-def plan_within(problem: Problem, stages: Sequence[Stage], period_ns: int, run: Run) -> Plan | None:
-    """Return a plan of an allocation with k = 1 up to a period, ns, if CP-SAT finds one."""
-    scope = replace(problem.scope, allocation="fixed", max_k=1, microbatches=None, period_ns=None)
-    search = _Search(replace(problem, scope=scope, stages=tuple(stages)), free=False)
-    solution = search.query(1, run, period_ns)
-    return search.plan(solution) if solution is not None and solution.starts else None
-
-
 def prove_impossible(problem: Problem, run: Run) -> Infeasibility | None:
     """Return a proof that the memory does not hold the stages that are given, if there is one."""
     search = _search_of(problem)

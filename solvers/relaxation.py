@@ -205,7 +205,7 @@ class _Search:
                 yield from self.force()
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
             if "all_gpus" in rooms and self.with_plans:
-                yield from shorten(self.amounts, self.run, max(JOIN_WORK, GROWTH * self.work))
+                yield from shorten(self.problem, self.amounts, self.run, GROWTH * self.work)
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE and not self.is_first:
@@ -328,7 +328,7 @@ class _Search:
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
         most_work = max(JOIN_WORK, GROWTH * self.work)
-        found = find_joint(forced, self.run, most_work, with_plan=self.with_plans)
+        found = find_joint(self.problem, forced, self.run, most_work, with_plan=self.with_plans)
         if found is None:
             self.is_open = True
         elif found:

@@ -15,11 +15,12 @@ from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.propagation import propagate
 from schedopt.interrupts import Stopped
 from schedopt.solvers.joint_orders import are_few_sets, rooms_of_orders, shorten
-from schedopt.solvers.periodic import plan_within
 from schedopt.solvers.relaxation import BY_ALLOCATIONS, LARGEST, relaxed_allocations
 from schedopt.solving.all_gpus.allocations import Allocations, as_stages
+from schedopt.solving.all_gpus.layout import lay_out, read_order
 from schedopt.solving.all_gpus.nearby import Nearby
 from schedopt.solving.local_search.compilation import COMPILATIONS
+from schedopt.solving.local_search.search import place_stages
 from schedopt.solving.packing_columns import PackingColumns
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -88,6 +89,7 @@ def test_allocations_with_orders_that_agree_are_plans() -> None:
     assert plan is not None
     assert bound is not None
     assert not check(plan)
+    assert (plan.chain, plan.platform) == (VIT, VIT_ON_8.platform)
     assert bound < plan.pattern.period < 385_000_000
 
 
@@ -144,13 +146,18 @@ def test_a_walk_finds_nothing_where_no_allocation_has_orders_that_agree() -> Non
 
 def test_plans_of_allocations_near_the_best_one_are_shorter() -> None:
     run = Run(VIT_ON_4, workers=1)
-    start = plan_within(VIT_ON_4, FOUND_ON_4, 656_000_000, run)
+    amounts = Amounts(VIT_ON_4, LARGEST)
+    around, within = (propagate(amounts, Fraction(period)) for period in (680_000_000, 656_000_000))
+    assert around is not None
+    assert within is not None
+    nearby = Nearby(around, within, FOUND_ON_4, seed=0)
+    assert nearby.find(5) is not None
+    start = lay_out(VIT_ON_4, read_order(nearby.data, nearby.scratch))
     assert start is not None
     run.report_if_valid(start)
     before = run.period()
     assert before is not None
-    amounts = Amounts(VIT_ON_4, LARGEST)
-    for period, look in shorten(amounts, run, 1.0):
+    for period, look in shorten(VIT_ON_4, amounts, run, 1.0):
         forced = propagate(amounts, period)
         assert forced is not None
         assert not look(forced)
@@ -158,6 +165,7 @@ def test_plans_of_allocations_near_the_best_one_are_shorter() -> None:
     assert best is not None
     assert after is not None
     assert not check(best)
+    assert (best.chain, best.platform) == (VIT, VIT_ON_4.platform)
     assert after < before * 0.98
 
 
@@ -165,11 +173,12 @@ def test_nothing_is_looked_for_near_a_plan_whose_gpus_idle() -> None:
     halves = [Stage(layers=(0, 12), gpus=(0,)), Stage(layers=(13, 24), gpus=(1,))]
     idle = replace(VIT_ON_4, platform=Platform(4, "4GB", bandwidth="12GB/s"))
     run = Run(idle, workers=1)
-    plan = plan_within(idle, halves, 1_300_000_000, run)
+    scope = replace(idle.scope, allocation="fixed")
+    plan = place_stages(replace(idle, scope=scope, stages=tuple(halves)), run)
     assert plan is not None
     run.report_if_valid(plan)
     assert run.period() is not None
-    assert not list(shorten(Amounts(idle, LARGEST), run, 1.0))
+    assert not list(shorten(idle, Amounts(idle, LARGEST), run, 1.0))
 
 
 def test_a_stop_ends_a_walk_and_little_work_finds_nothing() -> None:
