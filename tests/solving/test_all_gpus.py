@@ -27,7 +27,7 @@ from schedopt.stage import Stage
 from tests.bounds.every_plan import has_plan
 from tests.bounds.linked import linked_problems
 from tests.budgets import trials
-from tests.solving.test_one_gpu import VIT, forced_by, orders_of
+from tests.solving.test_one_gpu_columns import VIT, forced_by, orders_of
 
 VIT_ON_8 = Problem(
     chain=VIT,

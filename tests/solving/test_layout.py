@@ -13,7 +13,7 @@ from schedopt.solving.all_gpus.allocations import Allocations
 from schedopt.solving.all_gpus.layout import JointOrder, lay_out, read_order
 from tests.bounds.linked import linked_problems
 from tests.budgets import trials
-from tests.solving.test_one_gpu import forced_by, orders_of
+from tests.solving.test_one_gpu_columns import forced_by, orders_of
 
 ONE = Scope(allocation="general", memory="peak", max_k=1)
 
