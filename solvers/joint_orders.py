@@ -125,9 +125,14 @@ def _look_nearby(
 
 
 def _report_plan(problem: Problem, found: Allocations | Nearby, run: Run) -> None:
-    """Report the plan of what was found last, if it fits: orders are rounded."""
-    from schedopt.solving.all_gpus.layout import lay_out, read_order
+    """Report the plan of what was found last, if it fits: orders are rounded.
 
-    plan = lay_out(problem, read_order(found.data, found.scratch))
-    if plan is not None:
-        run.report_if_valid(plan)
+    As one with fewer stages, too, which may need more memory or time, and may not.
+    """
+    from schedopt.solving.all_gpus.layout import join_stages, lay_out, read_order
+
+    order = read_order(found.data, found.scratch)
+    for each in (order, join_stages(order)):
+        plan = lay_out(problem, each)
+        if plan is not None:
+            run.report_if_valid(plan)

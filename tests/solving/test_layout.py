@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedopt import Chain, Layer, Plan, Platform, Problem, Scope, check
 from schedopt.solving.all_gpus.allocations import Allocations
-from schedopt.solving.all_gpus.layout import JointOrder, lay_out, read_order
+from schedopt.solving.all_gpus.layout import JointOrder, join_stages, lay_out, read_order
 from tests.bounds.linked import linked_problems
 from tests.budgets import trials
 from tests.solving.test_one_gpu_columns import forced_by, orders_of
@@ -19,9 +19,16 @@ ONE = Scope(allocation="general", memory="peak", max_k=1)
 
 
 def around_the_period(plan: Plan, gpu: int) -> list[tuple[str, int]]:
-    """Return the operations of a GPU in the order of a period, from the first one of its layers."""
+    """Return the operations of a GPU in the order of a period, from the first one of its layers.
+
+    Those of a stage are those of its layers.
+    """
     own = [each for each in plan.pattern.operations if plan.stages[each.stage].gpus == (gpu,)]
-    turns = [(each.kind, each.stage) for each in sorted(own, key=lambda each: each.start_ns)]
+    turns = list[tuple[str, int]]()
+    for each in sorted(own, key=lambda each: each.start_ns):
+        first, last = plan.stages[each.stage].layers
+        layers = range(first, last + 1)
+        turns += [(each.kind, layer) for layer in (layers if each.kind == "F" else layers[::-1])]
     first = turns.index(min(turns, key=lambda turn: (turn[0] != "F", turn[1])))
     return [*turns[first:], *turns[:first]]
 
@@ -38,27 +45,59 @@ def test_plans_of_orders_are_valid_and_keep_them(data: st.DataObject) -> None:
     if holds is None or not len(holds):
         return
     order = read_order(allocations.data, allocations.scratch)
-    plan = lay_out(problem, order)
     layers, gpus = problem.chain.layers, problem.platform.gpus
-    if plan is None:
-        # Where operations take no time, several may be at one place.
-        assert not all(layer.forward_ns and layer.backward_ns for layer in layers)
-        return
-    assert plan.chain == problem.chain
-    assert plan.platform == problem.platform
-    assert {violation.kind for violation in check(plan)} <= {"memory"}
-    if not all(layer.forward_ns and layer.backward_ns for layer in layers):
-        return
-    for gpu in set(order.owner):
-        numbers = [n for n in range(2 * len(layers)) if order.owner[n % len(layers)] == gpu]
-        numbers.sort(key=lambda number: order.starts[number] % order.period)
-        turns = [("F" if n < len(layers) else "B", n % len(layers)) for n in numbers]
-        first = turns.index(min(turns, key=lambda turn: (turn[0] != "F", turn[1])))
-        assert around_the_period(plan, gpu) == [*turns[first:], *turns[:first]]
-    alike = len({gpu.speed for gpu in gpus}) == 1
-    if alike and problem.platform.link is None and forced.scaled.above == forced.scaled.period:
-        # Nothing was rounded, and nothing waits for a link.
-        assert plan.pattern.period <= forced.scaled.period
+    take_time = all(layer.forward_ns and layer.backward_ns for layer in layers)
+    for each in (order, join_stages(order)):
+        plan = lay_out(problem, each)
+        if plan is None:
+            # Where operations take no time, several may be at one place.
+            assert not take_time
+            continue
+        assert plan.chain == problem.chain
+        assert plan.platform == problem.platform
+        assert {violation.kind for violation in check(plan)} <= {"memory"}
+        if not take_time:
+            continue
+        for gpu in set(order.owner):
+            turns = [
+                ("F", n) if n < len(layers) else ("B", n - len(layers)) for n in on(order, gpu)
+            ]
+            first = turns.index(min(turns, key=lambda turn: (turn[0] != "F", turn[1])))
+            assert around_the_period(plan, gpu) == [*turns[first:], *turns[:first]]
+        alike = len({gpu.speed for gpu in gpus}) == 1
+        if alike and problem.platform.link is None and forced.scaled.above == forced.scaled.period:
+            # Nothing was rounded, and nothing waits for a link.
+            assert plan.pattern.period <= forced.scaled.period
+
+
+def on(order: JointOrder, gpu: int) -> list[int]:
+    """Return the operations of a GPU, by number, in the order of a period."""
+    numbers = [
+        n for n, start in enumerate(order.starts) if order.owner[n % len(order.owner)] == gpu
+    ]
+    return sorted(numbers, key=lambda number: order.starts[number] % order.period)
+
+
+def test_stages_are_joined_where_nothing_runs_between_their_operations() -> None:
+    # Forwards of all four, then backwards; the third one lies elsewhere.
+    order = JointOrder(
+        stages=[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)],
+        owner=[0, 0, 1, 0, 0],
+        starts=[0, 2, 4, 5, 6, 16, 14, 12, 10, 8],
+        lengths=[2, 1, 1, 1, 1, 2, 2, 2, 2, 2],
+        period=40,
+    )
+    joined = join_stages(order)
+    assert joined.stages == [(0, 1), (2, 2), (3, 4)]
+    assert joined.owner == [0, 1, 0]
+    assert joined.starts == [0, 4, 5, 14, 12, 8]
+    assert joined.lengths == [3, 1, 2, 4, 2, 4]
+    assert join_stages(joined) == joined
+    # The forward of the last one comes a period later, and backwards run apart.
+    late = order._replace(starts=[0, 2, 4, 5, 46, 58, 54, 52, 50, 48])
+    assert join_stages(late).stages == [(0, 1), (2, 2), (3, 3), (4, 4)]
+    apart = order._replace(starts=[0, 2, 4, 5, 6, 60, 14, 12, 10, 8], period=50)
+    assert join_stages(apart).stages == [(0, 0), (1, 1), (2, 2), (3, 4)]
 
 
 def test_a_plan_has_the_least_period_of_its_orders() -> None:
@@ -69,6 +108,7 @@ def test_a_plan_has_the_least_period_of_its_orders() -> None:
     problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 99), scope=ONE)
     # The first GPU runs F0 F2 B2 B0 without a break, and F1 and B1 of the other one lie between.
     order = JointOrder(
+        stages=[(0, 0), (1, 1), (2, 2)],
         owner=[0, 1, 0],
         starts=[0, 4, 6, 18, 13, 9],
         lengths=[4, 2, 3, 6, 5, 4],
@@ -93,7 +133,9 @@ def test_links_take_what_they_send_one_after_the_other() -> None:
     )
     platform = Platform(2, 10**6, bandwidth=10**9)
     problem = Problem(chain=Chain(layers=layers), platform=platform, scope=ONE)
-    order = JointOrder(owner=[0, 1], starts=[0, 31, 80, 32], lengths=[1] * 4, period=30)
+    order = JointOrder(
+        stages=[(0, 0), (1, 1)], owner=[0, 1], starts=[0, 31, 80, 32], lengths=[1] * 4, period=30
+    )
     plan = lay_out(problem, order)
     assert plan is not None
     assert not check(plan)

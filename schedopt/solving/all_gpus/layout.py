@@ -9,6 +9,7 @@ period.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,17 +28,20 @@ if TYPE_CHECKING:
 
 
 class JointOrder(NamedTuple):
-    """Where layers lie, and about when their operations start, in any unit.
+    """Where stages lie, and about when their operations start, in any unit.
 
     Parameters
     ----------
+    stages : list of (int, int)
+        The first and the last layer of each one.
     owner : list of int
-        The GPU of each layer.
+        The GPU of each stage.
     starts, lengths : list of int
-        Of the forwards of all layers, then of their backwards.
+        Of the forwards of all stages, then of their backwards.
     period : int
     """
 
+    stages: list[tuple[int, int]]
     owner: list[int]
     starts: list[int]
     lengths: list[int]
@@ -45,7 +49,7 @@ class JointOrder(NamedTuple):
 
 
 def read_order(data: JointData, scratch: JointScratch) -> JointOrder:
-    """Return the order that `find_joint_order` has found, of an allocation of all layers.
+    """Return the order that `find_joint_order` has found; each layer is a stage.
 
     Operations of layers without one, whose forward or backward takes no time, come as soon as what
     they need is there.
@@ -65,14 +69,60 @@ def read_order(data: JointData, scratch: JointScratch) -> JointOrder:
         ready = starts.setdefault(one, 0) + lengths[one] + (sent[cut] if is_sent else 0)
         starts.setdefault(other, ready)
     every = [starts[number] for number in range(2 * layers)]
-    return JointOrder(owner, every, lengths, each.period)
+    stages = [(layer, layer) for layer in range(layers)]
+    return JointOrder(stages, owner, every, lengths, each.period)
+
+
+def join_stages(order: JointOrder) -> JointOrder:
+    """Return the order with those stages as one that always run directly one after the other."""
+    count, after = len(order.owner), dict[int, int]()
+    place = partial(
+        _place, stages=count, ready=order.starts, lengths=order.lengths, period=order.period
+    )
+    for gpu in set(order.owner):
+        own = [number for number in range(2 * count) if order.owner[number % count] == gpu]
+        own.sort(key=place)
+        after |= zip(own, [*own[1:], own[0]], strict=True)
+
+    def is_next(one: int, other: int) -> bool:
+        return after[one] == other and order.starts[other] - order.starts[one] < order.period
+
+    firsts = [0]
+    for stage in range(1, count):
+        ahead, back = (stage - 1, stage), (count + stage, count + stage - 1)
+        alike = order.owner[stage] == order.owner[stage - 1]
+        if not (alike and is_next(*ahead) and is_next(*back)):
+            firsts.append(stage)
+    lasts = [*(first - 1 for first in firsts[1:]), count - 1]
+    begin = [*firsts, *(count + last for last in lasts)]
+    end = [*lasts, *(count + first for first in firsts)]
+    starts = [order.starts[number] for number in begin]
+    ends = [order.starts[number] + order.lengths[number] for number in end]
+    return JointOrder(
+        stages=[
+            (order.stages[first][0], order.stages[last][1])
+            for first, last in zip(firsts, lasts, strict=True)
+        ],
+        owner=[order.owner[first] for first in firsts],
+        starts=starts,
+        lengths=[until - start for start, until in zip(starts, ends, strict=True)],
+        period=order.period,
+    )
+
+
+def _place(
+    number: int, stages: int, ready: Sequence[int], lengths: Sequence[int], period: int
+) -> tuple[int, int, int]:
+    """Return where an item lies in a period; what has no length comes before what it meets."""
+    path = number if number < stages else 3 * stages - number
+    return ready[number] % period, lengths[number], path
 
 
 def lay_out(problem: Problem, order: JointOrder) -> Plan | None:
     """Return the shortest plan with the orders of all GPUs; None if these contradict each other.
 
-    Each layer is a stage. The plan fits the memory if the orders do: but for rounding, what a GPU
-    holds depends on its own order alone.
+    With a layer a stage it fits the memory if the orders do: but for rounding, what a GPU holds
+    depends on its own order alone.
     """
     chart = _Chart(problem, order)
     found = slowest_cycle(len(chart.lengths), chart.arcs(), least=1)
@@ -82,40 +132,41 @@ def lay_out(problem: Problem, order: JointOrder) -> Plan | None:
 class _Chart:
     """Operations and transfers by number, with what each one uses, and about when.
 
-    The forwards of all layers come first, then their backwards, then all transfers.
+    The forwards of all stages come first, then their backwards, then all transfers.
     """
 
     def __init__(self, problem: Problem, order: JointOrder) -> None:
-        self.problem, self.owner, self.period = problem, order.owner, order.period
-        platform, chain = problem.platform, problem.chain.layers
-        self.layers = layers = len(chain)
-        gpus = [platform.gpus[gpu] for gpu in order.owner]
-        on = [*zip(gpus, chain, strict=True)]
-        self.lengths = [gpu.duration_ns(layer.forward_ns) for gpu, layer in on]
-        self.lengths += [gpu.duration_ns(layer.backward_ns) for gpu, layer in on]
-        self.ready = [*order.starts]
+        self.problem, self.order = problem, order
+        stages, layers = len(order.owner), problem.chain.layers
+        ahead, back = list[int](), list[int]()
+        for (first, last), number in zip(order.stages, order.owner, strict=True):
+            gpu, own = problem.platform.gpus[number], layers[first : last + 1]
+            ahead.append(sum(gpu.duration_ns(layer.forward_ns) for layer in own))
+            back.append(sum(gpu.duration_ns(layer.backward_ns) for layer in own))
+        self.lengths, self.ready = [*ahead, *back], [*order.starts]
         self.transfers: list[tuple[Tensor, int]] = []
-        self.needs = [(layers - 1, 2 * layers - 1)]
+        self.needs = [(stages - 1, 2 * stages - 1)]
         self.users: dict[Resource, list[int]] = defaultdict(list)
-        for number in range(2 * layers):
-            gpu = order.owner[number % layers]
-            self.users["gpu", gpu, gpu].append(number)
-        for layer in range(layers - 1):
-            self._cross("activation", layer, layer, layer + 1, order)
-            self._cross("gradient", layer, layers + layer + 1, layers + layer, order)
+        for number in range(2 * stages):
+            gpu_number = order.owner[number % stages]
+            self.users["gpu", gpu_number, gpu_number].append(number)
+        for stage in range(stages - 1):
+            self._cross("activation", stage, stage, stage + 1)
+            self._cross("gradient", stage, stages + stage + 1, stages + stage)
 
-    def _cross(self, tensor: Tensor, cut: int, maker: int, reader: int, order: JointOrder) -> None:
-        """Let an operation need what one of a layer beside it makes, and perhaps sends."""
-        platform = self.problem.platform
-        source, target = (self.owner[number % self.layers] for number in (maker, reader))
+    def _cross(self, tensor: Tensor, cut: int, maker: int, reader: int) -> None:
+        """Let an operation need what one of a stage beside it makes, and perhaps sends."""
+        platform, owner = self.problem.platform, self.order.owner
+        source, target = (owner[number % len(owner)] for number in (maker, reader))
         route = platform.route(source, target)
         if not route:
             self.needs.append((maker, reader))
             return
-        number, sent = len(self.lengths), self.problem.chain.layers[cut].activation_bytes
+        sent = self.problem.chain.layers[self.order.stages[cut][1]].activation_bytes
+        number = len(self.lengths)
         self.transfers.append((tensor, cut))
         self.lengths.append(platform.transfer_ns(sent, source, target))
-        self.ready.append(self.ready[maker] + order.lengths[maker])
+        self.ready.append(self.ready[maker] + self.order.lengths[maker])
         self.needs += [(maker, number), (number, reader)]
         for link in route:
             self.users[link].append(number)
@@ -123,36 +174,39 @@ class _Chart:
     def arcs(self) -> list[Difference]:
         """Return by how much one item starts behind another one, at least."""
         found = [(maker, reader, 0, self.lengths[maker]) for maker, reader in self.needs]
+        place = partial(
+            _place,
+            stages=len(self.order.owner),
+            ready=self.ready,
+            lengths=self.lengths,
+            period=self.order.period,
+        )
         for numbers in self.users.values():
-            numbers.sort(key=self._place)
-            turns = [self.ready[number] // self.period for number in numbers]
+            numbers.sort(key=place)
+            turns = [self.ready[number] // self.order.period for number in numbers]
             numbers, turns = [*numbers, numbers[0]], [*turns, turns[0] - 1]
             for (one, turn), (other, later) in pairwise(zip(numbers, turns, strict=True)):
                 found.append((one, other, turn - later, self.lengths[one]))
         return found
 
-    def _place(self, number: int) -> tuple[int, int, int]:
-        """Return where an item lies in a period; what has no length comes before what it meets."""
-        path = number if number < self.layers else 3 * self.layers - number
-        return self.ready[number] % self.period, self.lengths[number], path
-
     def plan(self, period: int, starts: Sequence[int]) -> Plan:
         """Return the plan with these starts."""
-        layers, placed = self.layers, [place_in_period(start, 0, 1, period) for start in starts]
-        stages = [Stage(layers=(layer, layer), gpus=(gpu,)) for layer, gpu in enumerate(self.owner)]
+        own = zip(self.order.stages, self.order.owner, strict=True)
+        stages = [Stage(layers=layers, gpus=(gpu,)) for layers, gpu in own]
+        count, placed = len(stages), [place_in_period(start, 0, 1, period) for start in starts]
         operations = [
             Operation(
-                kind="F" if number < layers else "B",
-                stage=number % layers,
+                kind="F" if number < count else "B",
+                stage=number % count,
                 shift=shift,
                 start_ns=start,
             )
-            for number, (start, shift) in enumerate(placed[: 2 * layers])
+            for number, (start, shift) in enumerate(placed[: 2 * count])
         ]
         transfers = [
             Transfer(tensor=tensor, stage=cut, shift=shift, start_ns=start)
             for (tensor, cut), (start, shift) in zip(
-                self.transfers, placed[2 * layers :], strict=True
+                self.transfers, placed[2 * count :], strict=True
             )
         ]
         pattern = Pattern(
