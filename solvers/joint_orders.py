@@ -127,12 +127,13 @@ def _look_nearby(
 def _report_plan(problem: Problem, found: Allocations | Nearby, run: Run) -> None:
     """Report the plan of what was found last, if it fits: orders are rounded.
 
-    As one with fewer stages, too, which may need more memory or time, and may not.
+    Where layers can be joined, the plan with fewer stages is reported too: it may need more memory.
     """
     from schedopt.solving.all_gpus.layout import join_stages, lay_out, read_order
 
     order = read_order(found.data, found.scratch)
-    for each in (order, join_stages(order)):
+    joined = join_stages(order)
+    for each in (order, joined) if joined != order else (order,):
         plan = lay_out(problem, each)
         if plan is not None:
             run.report_if_valid(plan)
