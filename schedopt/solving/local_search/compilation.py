@@ -171,9 +171,10 @@ class Compilation:
                 self.compile_here()
 
     def _code(self) -> str:
-        # What Python and numba would take down at the end takes as long as a tenth of compiling.
+        # What Python and numba would take down at the end takes as long as a tenth of compiling; so
+        # does one look for garbage.
         return (
-            f"import os; from {__name__} import COMPILATIONS as each; "
+            f"import gc, os; gc.disable(); from {__name__} import COMPILATIONS as each; "
             f"each[{self.room!r}].compile_alone(); os._exit(0)"
         )
 
