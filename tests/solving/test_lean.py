@@ -27,11 +27,13 @@ class Inner(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """Numbers, and a tuple in a tuple."""
+    """Numbers, and tuples in a tuple, with names and without."""
 
     number: int
-    share: float
+    shares: tuple[int, float]
     inner: Inner
+    pair: tuple[int, int]
+    last: int
 
 
 @njit_paste
@@ -67,22 +69,43 @@ def work(outer: Outer) -> float:
         for column in range(inner.table.shape[1]):
             put(inner, row, column, twice(10 * row + column))
     inner.line[outer.number] += 7
-    return outer.share * sum_of(inner)
+    first, second = outer.pair
+    return outer.shares[1] * sum_of(inner) + outer.shares[0] * (first + 10 * second + outer.last)
 
 
 def test_lean_arrays_are_those_of_python() -> None:
     inner = Inner(np.arange(4), np.zeros((2, 3), dtype=np.int64), np.arange(24.0).reshape(2, 3, 4))
-    found = work(lean(Outer(2, 0.25, inner)))
+    found = work(lean(Outer(2, (3, 0.25), inner, (4, 5), 600)))
     layer, row, column = np.indices((2, 3, 4))
     assert inner.table.tolist() == [[0, 2, 4], [20, 22, 24]]
     assert inner.line.tolist() == [0, 1, 9, 3]
-    assert found == 0.25 * (13 + float((inner.block * (layer + 10 * row + 100 * column)).sum()))
+    block = float((inner.block * (layer + 10 * row + 100 * column)).sum())
+    assert found == 0.25 * (13 + block) + 3 * 654
 
 
 def test_numbers_may_differ_without_compiling_again() -> None:
     inner = Inner(np.ones(3, dtype=np.int64), np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1, 1)))
-    assert work(lean(Outer(0, 1.0, inner))) == 10
-    assert work(lean(Outer(1, -2.5, inner))) == -42.5
+    assert work(lean(Outer(0, (0, 1.0), inner, (0, 0), 0))) == 10
+    assert work(lean(Outer(1, (1, -2.5), inner, (2, 1), 100))) == -42.5 + 112
+
+
+@njit_entry
+def draw_into(inner: Inner, draw: np.random.Generator) -> float:
+    """Draw until each item has a number, and return one more."""
+    for layer in range(inner.block.shape[0]):
+        for row in range(inner.block.shape[1]):
+            for column in range(inner.block.shape[2]):
+                inner.block[layer, row, column] = draw.random()
+    return draw.random()
+
+
+def test_a_lean_generator_draws_on_where_python_left_off() -> None:
+    inner = Inner(np.arange(1), np.zeros((1, 1), dtype=np.int64), np.zeros((2, 3, 4)))
+    draw, same = np.random.default_rng(7), np.random.default_rng(7)
+    assert draw.random() == same.random()
+    last = draw_into(lean(inner), lean(draw))
+    assert inner.block.ravel().tolist() == same.random(24).tolist()
+    assert [last, draw.random()] == same.random(2).tolist()
 
 
 def test_what_does_not_lie_in_rows_is_refused() -> None:

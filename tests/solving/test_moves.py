@@ -36,7 +36,7 @@ def layers_of_gpus(stages: Stages) -> Counter[int]:
 
 def moved(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Stages, Stages]]:
     """Return the row, the first row that changed, and the stages before and after 200 moves."""
-    for helper in ("_end", "below"):
+    for helper in ("_end", "_mostly_little", "below"):
         function: Any = getattr(moves, helper)
         monkeypatch.setattr(moves, helper, function.py_func)
     monkeypatch.setattr(moves, "measure", lambda *_: None)

@@ -16,7 +16,7 @@ stages, I intervals on a resource and L layers it takes O(S (I + 1) + L) at wors
 
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -290,7 +290,7 @@ def _anneal(t: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: Ints) 
         if step == plan.steps or (step % 256 == 0 and stop[0]):
             break
         # The highest penalty that Metropolis' rule accepts at this temperature, drawn beforehand.
-        limit = now - plan.hot * np.exp(cooling * step) * np.log(draw.random())
+        limit = now - plan.hot * exp(cooling * step) * log(draw.random())
         row = _draw_row(s, worst, draw)
         kind = _draw_kind(t, s, draw)
         first = _first_row(s, row, kind)
@@ -341,4 +341,4 @@ def anneal(tables: Tables, work: Workspace, draw: Draw, plan: Schedule, stop: In
     stop : array, shape (1,)
         Not 0: stop soon.
     """
-    return _anneal(lean(tables), lean(work), draw, plan, stop)
+    return _anneal(lean(tables), lean(work), lean(draw), plan, stop)

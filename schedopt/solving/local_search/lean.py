@@ -8,11 +8,13 @@ Nobody writes there again, so what was read from it need not be read a second ti
 
 Compiled functions read and write lean arrays and tuples as they would others, but arrays lie in
 rows (C order), an index is a whole number from 0 on for each axis that nobody checks, and a field
-is read by its name.
+is read by its name. A lean generator of random numbers is asked for `random()` alone, and draws the
+numbers that it would draw in Python.
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
-from numba.core.imputils import lower_getattr_generic
+from numba.core.imputils import lower_getattr, lower_getattr_generic
 from numba.core.typing import templates
 
 T = TypeVar("T")
@@ -31,10 +33,11 @@ types: Final[Any] = numba.types
 extending: Final[Any] = numba.extending
 _AttributeTemplate: Final[Any] = templates.AttributeTemplate
 _Template: Final[Any] = templates.AbstractTemplate
+_WORD: Final[Any] = ir.IntType(64)
 
 
 class LeanArray(types.Buffer):
-    """A place and a shape. As a kind of buffer it is indexed by numba's rules."""
+    """Where the words of a place and a shape lie. A kind of buffer: numba's rules index it."""
 
     mutable = True
     slice_is_copy = False
@@ -44,28 +47,33 @@ class LeanArray(types.Buffer):
 
 
 class LeanTuple(types.Type):
-    """A pointer to what a named tuple holds: `dtype`."""
+    """Where the words of what a named tuple holds lie."""
 
     def __init__(self, names: tuple[str, ...], parts: tuple[Any, ...]) -> None:
         self.names, self.parts = names, parts
-        inside = (part.dtype if isinstance(part, LeanTuple) else part for part in parts)
-        self.dtype: Any = types.Tuple(tuple(inside))
         fields = (f"{name}: {part}" for name, part in zip(names, parts, strict=True))
         super().__init__(f"LeanTuple({', '.join(fields)})")
 
 
+class LeanDraw(types.Type):
+    """Where the words of what draws the next number lie: a function, and what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__("LeanDraw")
+
+
 class Lean:
-    """What Python hands to compiled code for a named tuple, whose arrays it keeps alive.
+    """What Python hands to compiled code for a named tuple or a generator, and keeps alive.
 
     Attributes
     ----------
-    _numba_type_ : LeanTuple
+    _numba_type_ : LeanTuple or LeanDraw
         Its type, where numba looks for it without a call of Python.
     address : int
         Of a word of eight bytes for each number, for where each array begins, and for each axis.
     """
 
-    def __init__(self, value: tuple[Any, ...]) -> None:
+    def __init__(self, value: Any) -> None:
         layout, words = _read(value)
         if layout not in _KINDS:
             _KINDS[layout] = _kind_of(cast(Any, numba).typeof(value))
@@ -75,7 +83,7 @@ class Lean:
 
 
 def lean(value: T) -> T:
-    """Return a named tuple of arrays and numbers as compiled functions are called with it.
+    """Return a named tuple of arrays and numbers, or a generator, as compiled functions take it.
 
     Arrays are shared; numbers are those of now. To type checkers it is what it was.
     """
@@ -92,7 +100,7 @@ def _kind_of(kind: Any) -> Any:
     return kind
 
 
-_KINDS: Final[dict[Any, LeanTuple]] = {}
+_KINDS: Final[dict[Any, LeanTuple | LeanDraw]] = {np.random.Generator: LeanDraw()}
 """By the layout of tuples. What numba says of each takes longer than most of what is called."""
 
 
@@ -104,6 +112,10 @@ def _read(value: Any) -> tuple[Any, list[int]]:
     if isinstance(value, np.ndarray):
         in_rows = bool(value.flags.c_contiguous)
         return (value.dtype, value.ndim, in_rows), [_address_of(value), *value.shape]
+    if isinstance(value, np.random.Generator):
+        source = value.bit_generator.ctypes
+        draw = ctypes.cast(source.next_double, ctypes.c_void_p).value
+        return type(value), [draw or 0, source.state_address]
     word = value if isinstance(value, int) else int(np.array(value).view(np.int64))
     return type(value), [word]
 
@@ -113,24 +125,22 @@ def _address_of(array: npt.NDArray[Any]) -> int:
 
 
 @extending.unbox(LeanTuple)
-def _unbox(kind: LeanTuple, value: Any, c: Any) -> Any:
+@extending.unbox(LeanDraw)
+def _unbox(kind: Any, value: Any, c: Any) -> Any:
     address = c.pyapi.object_getattr_string(value, "address")
     word = c.pyapi.long_as_longlong(address)
     c.pyapi.decref(address)
     return extending.NativeValue(c.builder.inttoptr(word, c.context.get_value_type(kind)))
 
 
-extending.register_model(LeanTuple)(extending.models.PointerModel)
-
-
+@extending.register_model(LeanTuple)
 @extending.register_model(LeanArray)
-class _ArrayModel(extending.models.StructModel):
-    def __init__(self, manager: Any, kind: LeanArray) -> None:
-        place, shape = types.CPointer(kind.dtype), types.UniTuple(types.intp, kind.ndim)
-        super().__init__(manager, kind, [("place", place), ("shape", shape)])
+@extending.register_model(LeanDraw)
+class _Words(extending.models.PrimitiveModel):
+    """One pointer whatever is there: LLVM reads its type wherever it is named."""
 
-
-extending.make_attribute_wrapper(LeanArray, "shape", "shape")
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _WORD.as_pointer())
 
 
 @templates.infer_getattr
@@ -141,24 +151,68 @@ class _Fields(_AttributeTemplate):
         return kind.parts[kind.names.index(name)] if name in kind.names else None
 
 
+@templates.infer_getattr
+class _Shape(_AttributeTemplate):
+    key = LeanArray
+
+    def resolve_shape(self, kind: LeanArray) -> Any:
+        return types.UniTuple(types.intp, kind.ndim)
+
+
 @lower_getattr_generic(LeanTuple)
 def _read_field(context: Any, builder: Any, kind: LeanTuple, value: Any, name: str) -> Any:
     number = kind.names.index(name)
-    part = kind.parts[number]
-    if isinstance(part, LeanTuple):
-        return cgutils.gep_inbounds(builder, value, 0, number)
-    if not isinstance(part, LeanArray):
-        return _load(builder, value, number)
-    found = context.get_value_type(part)(ir.Undefined)
-    found = builder.insert_value(found, _load(builder, value, number, 0), 0)
-    for axis in range(part.ndim):
-        found = builder.insert_value(found, _load(builder, value, number, 1, axis), [1, axis])
-    return found
+    part, word = kind.parts[number], sum(map(_count_words, kind.parts[:number]))
+    if isinstance(part, LeanTuple | LeanArray):
+        return _point(builder, value, word)
+    return _load(builder, value, word, context.get_value_type(part))
 
 
-def _load(builder: Any, value: Any, *where: int) -> Any:
+@lower_getattr(LeanArray, "shape")
+def _read_shape(_context: Any, builder: Any, kind: LeanArray, value: Any) -> Any:
+    axes = [_load(builder, value, 1 + axis) for axis in range(kind.ndim)]
+    return cgutils.pack_array(builder, axes)
+
+
+class _Random(_Template):
+    key = "LeanDraw.random"
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        kind = cast(Any, self).this
+        return None if args or kws else templates.signature(types.float64, recvr=kind)
+
+
+@templates.infer_getattr
+class _Methods(_AttributeTemplate):
+    key = LeanDraw
+
+    def resolve_random(self, kind: LeanDraw) -> Any:
+        return types.BoundFunction(_Random, kind)
+
+
+@extending.lower_builtin("LeanDraw.random", LeanDraw)
+def _draw(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+    state = ir.IntType(8).as_pointer()
+    function = ir.FunctionType(ir.DoubleType(), [state]).as_pointer()
+    draw = _load(builder, values[0], 0, function)
+    return builder.call(draw, [_load(builder, values[0], 1, state)])
+
+
+def _count_words(kind: Any) -> int:
+    if isinstance(kind, LeanTuple | types.BaseTuple):
+        parts = kind.parts if isinstance(kind, LeanTuple) else kind.types
+        return sum(map(_count_words, parts))
+    return 1 + kind.ndim if isinstance(kind, LeanArray) else 1
+
+
+def _point(builder: Any, value: Any, word: int) -> Any:
+    return builder.gep(value, [_WORD(word)], inbounds=True) if word else value
+
+
+def _load(builder: Any, value: Any, word: int, kind: Any = _WORD) -> Any:
     """Read what never changes."""
-    found = builder.load(cgutils.gep_inbounds(builder, value, 0, *where))
+    place = _point(builder, value, word)
+    found = builder.load(builder.bitcast(place, kind.as_pointer()))
     found.set_metadata("invariant.load", builder.module.add_metadata([]))
     return found
 
@@ -215,7 +269,8 @@ def _point_to(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
     for axis, (kind, value) in enumerate(axes):
         here = context.cast(builder, value, kind, types.intp)
         if place is not None:
-            length = builder.extract_value(array, [1, axis])
+            length = _load(builder, array, 1 + axis)
             here = builder.add(builder.mul(place, length, flags=["nsw"]), here, flags=["nsw"])
         place = here
-    return builder.gep(builder.extract_value(array, 0), [place], inbounds=True)
+    items = _load(builder, array, 0, context.get_data_type(kinds[0].dtype).as_pointer())
+    return builder.gep(items, [place], inbounds=True)

@@ -39,6 +39,13 @@ def below(draw: Draw, count: int) -> int:
 
 
 @njit_inline
+def _mostly_little(draw: Draw, most: int) -> int:
+    """Return a number from 1 to most by chance, mostly a small one."""
+    share = draw.random()
+    return 1 + int((most - 1) * (share * (share * share)))
+
+
+@njit_inline
 def _end(t: Tables, s: State, row: int) -> int:
     """Return the layer behind a stage."""
     return s.row[row - 1, BEGIN] if row > 0 else t.layers
@@ -70,7 +77,7 @@ def shift_cut(t: Tables, s: State, row: int, draw: Draw) -> int:
         return -1
     to_left = right == 0 or (left > 0 and draw.random() < 0.5)
     room = left if to_left else right
-    far = 1 + int((room - 1) * draw.random() ** 3)
+    far = _mostly_little(draw, room)
     s.row[row, BEGIN] = begin - far if to_left else begin + far
     measure(t, s, row)
     measure(t, s, row + 1)
@@ -199,7 +206,7 @@ def slide_stages(t: Tables, s: State, row: int, draw: Draw) -> int:
         return -1
     to_left = right == 0 or (left > 0 and draw.random() < 0.5)
     room = left if to_left else right
-    far = 1 + int((room - 1) * draw.random() ** 3)
+    far = _mostly_little(draw, room)
     for place in range(row, other):
         s.row[place, BEGIN] += -far if to_left else far
     for place in range(row, other + 1):
@@ -246,7 +253,7 @@ def change_order(t: Tables, s: State, row: int, draw: Draw) -> int:
 @njit_inline
 def change_spacing(s: State, draw: Draw) -> int:
     """Let two micro-batches be farther apart, or nearer, mostly by little."""
-    far = 1 + int((SPACINGS // 2) * draw.random() ** 3)
+    far = _mostly_little(draw, SPACINGS // 2 + 1)
     by = far if draw.random() < 0.5 else -far
     s.counts[SPACING] = (s.counts[SPACING] + by) % SPACINGS
     return 0

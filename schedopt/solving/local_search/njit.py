@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 import numba
 from numba.core.options import DefaultOptions
 
+import schedopt.solving.local_search.plain_numbers  # noqa: F401
 from schedopt.errors import InputError
 from schedopt.solving.local_search.compilation import code_folder
 from schedopt.solving.local_search.kernel_code import KernelCompiler

@@ -18,7 +18,7 @@ layers a step takes O(E + L), and O(1) if what waits or is sent decides against 
 from __future__ import annotations
 
 from itertools import product
-from math import log
+from math import exp, log
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -164,7 +164,7 @@ def pack_layers(tables: Tables, period: int, steps: int, draw: Draw) -> list[Sta
     for number in range(ROUNDS):
         packing = _make_packing(tables, period, cuts, unit, gpu)
         hot = WARM if number else HOT
-        _pack(lean(packing), steps // ROUNDS, hot, COLD, draw)
+        _pack(lean(packing), steps // ROUNDS, hot, COLD, lean(draw))
         gpu = packing.best
         cuts = np.diff(gpu[unit]) != 0
     where = gpu[unit]
@@ -304,7 +304,7 @@ def _pack(p: Packing, steps: int, hot: float, cold: float, draw: Draw) -> None:
         source = p.gpu[unit]
         if source == target:
             continue
-        limit = now - hot * np.exp(cooling * step) * np.log(draw.random())
+        limit = now - hot * exp(cooling * step) * log(draw.random())
         left = p.energy[source, 1] - p.beside[source, unit]
         joined = p.energy[target, 1] + p.beside[target, unit]
         if other >= 0:
