@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Final
+
+SOON_S: Final = 0.001
+"""After this time a timer ends that should have ended before."""
 
 
 class Stopped(Exception):
     """The time is up, or a stop was requested; partial work is discarded."""
+
+
+class Late(Stopped):
+    """The time that `raising_late` gives is up."""
 
 
 def never_stop() -> bool:
@@ -55,6 +63,44 @@ def raising_stopped() -> Iterator[None]:
 
     with _handling(stop):
         yield
+
+
+@contextmanager
+def raising_late(seconds: float | None) -> Iterator[None]:
+    """Raise `Late` after some seconds; None: never.
+
+    Only in the main thread, and where the system has a timer (Windows has none); elsewhere only if
+    no time is left at all. A timer that somebody else has set goes on, and comes first if it ends
+    before.
+    """
+    if seconds is not None and seconds <= 0:
+        raise Late
+    in_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not in_main or not hasattr(signal, "setitimer"):
+        yield
+        return
+    begin, (other, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    if 0 < other <= seconds:
+        yield
+        return
+    is_over = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not is_over:
+            raise Late
+
+    before = signal.signal(signal.SIGALRM, stop)
+    other, again = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        is_over = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if other:
+            signal.setitimer(
+                signal.ITIMER_REAL, max(SOON_S, other - (time.monotonic() - begin)), again
+            )
 
 
 @contextmanager

@@ -82,9 +82,9 @@ def compare_systems(
     """Put every system that people train with and our best plans side by side.
 
     Which parallelism should I use on these GPUs? Each system is a plan of the same kind, timed,
-    weighed and checked by the same model. Our plans share the time limit. Of a profile, our step
-    may have tensor groups, and compute modules of layers again; everything else runs on single GPUs
-    and computes none of them again.
+    weighed and checked by the same model. At most two thirds of the time limit are for systems, and
+    our plans share the rest. Of a profile, our step may have tensor groups, and compute modules of
+    layers again; everything else runs on single GPUs and computes none of them again.
 
     Examples
     --------
@@ -142,7 +142,16 @@ def compare_systems(
             err=True,
         )
         raise typer.Exit(130)
-    raise typer.Exit(0 if any(row.outcome == "fits" for row in comparison.rows) else 3)
+    late = [row.system.name for row in comparison.rows if row.is_late]
+    if late:
+        typer.echo(
+            f"No time was left for {', '.join(late)}: give more (--time-limit), fewer "
+            "micro-batches (--microbatches) or only some systems (--systems).",
+            err=True,
+        )
+    if any(row.outcome == "fits" for row in comparison.rows):
+        raise typer.Exit(0)
+    raise typer.Exit(4 if late else 3)
 
 
 def _name(path: Path) -> str:

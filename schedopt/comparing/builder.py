@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from types import MappingProxyType
@@ -12,18 +11,18 @@ from typing import Final
 from schedopt.chain import Chain, say_recomputed
 from schedopt.comparing.comparison import LEAST_STEP, OURS, Comparison, Row
 from schedopt.comparing.measures import measure_plan
+from schedopt.comparing.our_step import shortest_step, step_problem
 from schedopt.effort import GAP, TIME_LIMIT
 from schedopt.errors import InputError
-from schedopt.interrupts import Stopped, interrupts, raising_stopped
+from schedopt.interrupts import Late, Stopped, interrupts, raising_late, raising_stopped
 from schedopt.plan import Plan, require_plan
 from schedopt.platform import Platform
-from schedopt.problem import MOST_OF_BATCH, Problem, Scope, training_step, widest_step
+from schedopt.problem import MOST_OF_BATCH, Problem, Scope
 from schedopt.profile import Profile, Variant, kinds_of_one_size
 from schedopt.result import Result
 from schedopt.scope import MemoryReading
-from schedopt.simulation import simulate
 from schedopt.solving import Progress
-from schedopt.solving.options import as_time_limit, still_valid
+from schedopt.solving.options import as_time_limit
 from schedopt.solving.registry import default_scope
 from schedopt.solving.sizes import solve_sizes
 from schedopt.systems import catalogue
@@ -33,6 +32,13 @@ from schedopt.units import format_duration
 from schedopt.validation import as_whole, check_mapping, show
 from schedopt.version import __version__
 
+SYSTEMS_SHARE: Final = 2 / 3
+"""The most of the time for systems, where our plans are looked for, too."""
+SLOW: Final = (
+    "zero_1", "zero_2", "dp_bucketed", "dp_overlapped", "dp_by_layer", "zero_3", "cdp_v1", "cdp_v2",
+    "cdp_v1_one_gpu", "cdp_v2_one_gpu", "timeprest", "cdp_v1_zero", "cdp_v2_zero",
+)  # fmt: skip
+"""Systems that take longest to be laid out and checked, and so come last, in this order."""
 LEAST_S: Final = 0.1
 """For each of our plans at least, seconds."""
 
@@ -82,7 +88,9 @@ def compare(
         Whether our plans may recompute, as in a `Scope`. They may split the backward wherever the
         chain has its halves.
     time_limit : float, optional
-        Seconds for our plans together; None: until they are proven.
+        Seconds for all but `plans`; None: until our plans are proven. Where our plans are asked
+        for, at most two thirds are for systems. One for which no time is left has a row that says
+        so; outside of the main thread none is stopped once it has begun.
     seed : int
     workers : int, optional
         Threads of the search for our plans.
@@ -228,19 +236,32 @@ class _Rows:
                     result = _result(system, plan, self.search.scope.memory)
                     count = self.config.microbatches
                     self.done.append(_measured(system, result, count, count))
-                for system in self.chosen:
-                    if system not in OURS:
-                        self._show(system.name)
-                        self.done.append(_row(system, self.config, self.search.scope.memory))
+                begin = monotonic()
+                self._fill_systems(begin)
         except Stopped:
             return self.done
         # A search that is asked to stop ends with the best so far, which is a row.
         with interrupts() as interrupted:
-            self._fill_ours(interrupted)
+            self._fill_ours(begin, interrupted)
         return self.done
 
-    def _fill_ours(self, interrupted: Callable[[], bool]) -> None:
-        begin, limit = monotonic(), self.search.time_limit
+    def _fill_systems(self, begin: float) -> None:
+        """Add the rows of systems, the quick ones first, as long as there is time."""
+        systems = [system for system in self.chosen if system not in OURS]
+        limit = self.search.time_limit
+        share = 1.0 if len(systems) == len(self.chosen) else SYSTEMS_SHARE
+        for system in sorted(systems, key=_place):
+            self._show(system.name)
+            left = None if limit is None else share * limit - (monotonic() - begin)
+            try:
+                with raising_late(left):
+                    row = _row(system, self.config, self.search.scope.memory)
+            except Late:
+                row = Row(system=system, note="no time was left for it", is_late=True)
+            self.done.append(row)
+
+    def _fill_ours(self, begin: float, interrupted: Callable[[], bool]) -> None:
+        limit = self.search.time_limit
         ours = [system for system in self.chosen if system in OURS]
         for number, system in enumerate(ours):
             if interrupted():
@@ -264,10 +285,10 @@ class _Rows:
             problems = [problem]
             if system is LEAST_STEP:
                 problems = [
-                    _step_problem(replace(problem, chain=chain), variants, count)
+                    step_problem(replace(problem, chain=chain), variants, count)
                     for chain, variants in self.kinds
                 ]
-                start = _shortest(self.done, problems)
+                start = shortest_step(self.done, problems)
             if seconds is not None:
                 seconds = max(LEAST_S, seconds - (monotonic() - begin))
             result = solve_sizes(
@@ -291,45 +312,9 @@ class _Rows:
         return Row(system=system, result=result, note=_why_none(result))
 
 
-def _step_problem(problem: Problem, variants: tuple[Variant, ...], count: int) -> Problem:
-    """Return the question for our step: with replicas where the chain says what these send.
-
-    And with tensor groups, where there are variants for them.
-    """
-    chain, wide = problem.chain, widest_step(problem.chain)
-    if not chain.knows_gradients:
-        return replace(problem, scope=replace(problem.scope, max_k=None, microbatches=count))
-    scope = replace(problem.scope, max_k=None, replicas=wide.replicas, shard=wide.shard)
-    if variants:
-        scope = replace(scope, tensor=None)
-    return training_step(chain, problem.platform, chain.samples_of(count), scope, variants)
-
-
-def _shortest(known: Sequence[Row], problems: Sequence[Problem]) -> tuple[str, Plan] | None:
-    """Return the shortest step of the rows that answers a problem, with the name of its system."""
-    by_chain = {problem.chain.sha256: problem for problem in problems}
-    steps: list[tuple[str, Plan]] = []
-    for row in known:
-        plan = None if row.result is None else row.result.plan
-        if plan is not None:
-            with suppress(InputError):
-                steps.append((row.system.name, _as_step(plan, by_chain[plan.chain.sha256])))
-    # Each takes long to be checked.
-    for name, step in sorted(steps, key=lambda pair: pair[1].pattern.period_total_ns):
-        start = still_valid(step, by_chain[step.chain.sha256])
-        if start is not None:
-            return name, start
-    return None
-
-
-def _as_step(plan: Plan, problem: Problem) -> Plan:
-    """Return a plan of ours for the endless run as a step; all others are what they are."""
-    from schedopt.solvers.step import make_step
-
-    count = problem.scope.microbatches
-    if count is None or plan.scope.microbatches is not None or not plan.rule.is_given:
-        return plan
-    return make_step(simulate(plan, count), problem)
+def _place(system: System) -> int:
+    """Return where a system comes among those that take long; the others come before."""
+    return SLOW.index(system.name) if system.name in SLOW else -1
 
 
 def _row(system: System, config: SystemConfig, memory: MemoryReading) -> Row:

@@ -32,9 +32,9 @@ LEAST_STEP: Final = System(
 OURS: Final = (LEAST_PERIOD, LEAST_STEP)
 """The rows of our plans."""
 
-Outcome = Literal["fits", "too large", "impossible"]
+Outcome = Literal["fits", "too large", "impossible", "out of time"]
 Order = Literal["throughput", "memory", "name"]
-_OUTCOMES: Final[tuple[Outcome, ...]] = ("fits", "too large", "impossible")
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("fits", "too large", "impossible", "out of time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +42,20 @@ class Row:
     """One system: what its plan costs, or in the note why it has none.
 
     The result has the plan with what is known about it, or says that our solver found none.
+    `is_late`: there was no time to make its plan, or to look at it.
     """
 
     system: System
     figures: Figures | None = None
     result: Result | None = None
     note: str = ""
+    is_late: bool = False
 
     @property
     def outcome(self) -> Outcome:
         """Whether there is a plan, and whether it fits into the memory."""
+        if self.is_late:
+            return "out of time"
         if self.figures is None:
             return "impossible"
         return "too large" if self.figures.over_bytes else "fits"
@@ -78,7 +82,7 @@ class Comparison(
     bucket_bytes : int
         Gradients that systems with buckets send together.
     rows : tuple of Row
-        Those that fit first, the fastest step first.
+        Those that fit first, the fastest step first; last those for which there was no time.
     missing : tuple of str
         Systems that were not looked at any more when somebody asked to stop.
     version : str

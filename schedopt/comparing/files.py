@@ -192,4 +192,10 @@ def _read_row(cells: Mapping[str, Any], shared: Mapping[str, Any], gpus: int) ->
             raise error.within("plan") from None
     known = {system.name: system for system in (*SYSTEMS, *OURS)}
     system = System(name=row.system, title=row.title, constructor="", source=row.source)
-    return Row(system=known.get(row.system, system), figures=figures, result=result, note=row.note)
+    return Row(
+        system=known.get(row.system, system),
+        figures=figures,
+        result=result,
+        note=row.note,
+        is_late=cells.get("outcome") == "out of time",
+    )

@@ -202,8 +202,9 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         scope=problem.scope,
         variants=problem.variants,
     )
-    plan, _ = check_sent_late(plan)
-    violations = check(Result(problem=problem, status="feasible", plan=plan))
+    plan, violations = check_sent_late(plan)
+    if problem.stages and not violations:
+        violations = check(Result(problem=problem, status="feasible", plan=plan))
     if violations:
         raise InputError(
             f"the plan to start from does not answer this problem: {violations[0]}",

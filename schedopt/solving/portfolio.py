@@ -142,7 +142,7 @@ class _Portfolio:
         run.add_bound(next(self.proofs))
         if initial is not None:
             run.begin("initial")
-            run.report(as_warm_start(initial, problem))
+            run.report(as_warm_start(initial, problem), is_late=True)
         if problem.scope.allocation == "general" and (too_much := memory_proof(problem)):
             run.report_infeasible(too_much)
         # With a limit of work all have their turn, however long that takes.

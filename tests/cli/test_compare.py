@@ -21,7 +21,7 @@ STAND_INS = (
     *stand_ins.SYSTEMS,
     *(
         System(name, name, f"tests.systems.stand_ins:{name}", "")
-        for name in ("wrong", "interrupting")
+        for name in ("wrong", "interrupting", "endless")
     ),
 )
 
@@ -122,6 +122,15 @@ def test_another_training_state_changes_what_fits(chain: Path) -> None:
     )
     assert solved.returncode == 3
     assert "23 bytes" in solved.stdout
+
+
+def test_systems_without_time_are_named(chain: Path) -> None:
+    done = compare(chain, "--mem", "32", "--systems", "alone,endless", "--time-limit", "2")
+    assert done.returncode == 0
+    assert "no time was left for it" in done.stdout
+    assert "No time was left for endless: give more (--time-limit)" in done.stderr
+    done = compare(chain, "--mem", "32", "--systems", "endless", "--time-limit", "0.1")
+    assert done.returncode == 4
 
 
 def test_an_interrupt_keeps_the_rows_so_far(chain: Path) -> None:

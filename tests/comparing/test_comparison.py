@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,13 +23,14 @@ from schedopt import (
     Variant,
     compare,
 )
-from schedopt.comparing import builder
+from schedopt.comparing import builder, our_step
 from schedopt.comparing.comparison import Comparison, Order, Outcome, Row
 from schedopt.comparing.files import comparison_document
 from schedopt.comparing.measures import Figures
 from schedopt.scope import MemoryReading
 from schedopt.solving.options import still_valid
 from schedopt.systems.catalogue import System
+from schedopt.systems.config import SystemConfig
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
 
@@ -183,7 +185,7 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
         return still_valid(plan, problem)
 
     monkeypatch.setattr(builder, "solve_sizes", return_the_start)
-    monkeypatch.setattr(builder, "still_valid", note)
+    monkeypatch.setattr(our_step, "still_valid", note)
     # Of the others each is the pattern of an endless run, of which a step is another plan.
     found = compare(
         CHAIN, PLATFORM, microbatches=2, systems=["there_and_back", *twice, "schedopt_step"]
@@ -349,6 +351,40 @@ def test_a_plan_that_is_not_valid_is_our_fault(monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, System("wrong", "", "tests.systems.stand_ins:wrong", ""))
     with pytest.raises(InvalidPlanError, match="the plan of wrong is not valid: o"):
         compare(CHAIN, PLATFORM, systems=["wrong"])
+
+
+def test_a_system_without_an_end_leaves_time_for_our_plans(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, *SYSTEMS, System("endless", "", "tests.systems.stand_ins:endless", ""))
+    monkeypatch.setattr(builder, "SLOW", ("in_pairs",))
+    config = SystemConfig(chain=CHAIN, platform=PLATFORM, microbatches=8)
+    before, begin = signal.getsignal(signal.SIGALRM), time.monotonic()
+    found = compare(
+        CHAIN,
+        PLATFORM,
+        systems=["in_pairs", "alone", "endless", "schedopt"],
+        time_limit=3,
+        plans={"now": stand_ins.alone(config)},
+    )
+    # Those that may take long come last.
+    assert {name: row.outcome for name, row in rows(found).items()} == {
+        "now": "fits",
+        "alone": "fits",
+        "schedopt": "fits",
+        "endless": "out of time",
+        "in_pairs": "out of time",
+    }
+    assert time.monotonic() - begin >= 2
+    assert found.rows[-1].outcome == "out of time"
+    found.save(tmp_path / "c.json")
+    assert [row.outcome for row in Comparison.load(tmp_path / "c.json").rows] == [
+        row.outcome for row in found.rows
+    ]
+    assert signal.getsignal(signal.SIGALRM) == before
+    # Nothing is left for our plans: so the system has all of it.
+    alone = compare(CHAIN, PLATFORM, systems=["endless"], time_limit=0.1)
+    assert alone.rows[0].note == "no time was left for it"
 
 
 def test_an_interrupt_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from tests.running.pool import launch_warm
 ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = ("build", "dist", "tests")
 """Folders without pages, besides hidden ones."""
-LIMITS: Final = {"solve": 1, "compare": 2}
+LIMITS: Final = {"solve": 1, "compare": 12}
 """Seconds of commands that do not say how long they may take."""
 NOTHING_IN_TIME: Final = 4
 """The exit code of a search without an answer."""

@@ -131,6 +131,12 @@ def wrong(config: SystemConfig) -> Plan:
     return replace(alone(config), pattern=pattern)
 
 
+def endless(config: SystemConfig) -> Plan:
+    """Never come to an end."""
+    while True:
+        pass
+
+
 def interrupting(config: SystemConfig) -> Plan:
     """Press Ctrl-C in the midst of it."""
     os.kill(os.getpid(), signal.SIGINT)
