@@ -11,6 +11,7 @@ from schedopt.bounds.instants import have_instants
 from schedopt.bounds.load import load_bound
 from schedopt.bounds.propagation import propagate
 from schedopt.problem import Problem
+from schedopt.solving.all_gpus import MOST_LAYERS
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 MOST_SETS: Final = 1 << 16
 """Of as many layers as a GPU has on average; where there are more, not all are looked at."""
-MOST_LAYERS: Final = 64
-"""Of chains, all of whose GPUs are looked at together."""
 AROUND: Final = Fraction(1, 100)
 """By how much longer than that of the best plan the period of allocations near it may be."""
 BUSY: Final = Fraction(3, 4)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 
 from schedopt.interrupts import never_stop, raise_if_stopped
+from schedopt.solving.all_gpus import MOST_LAYERS
 from schedopt.solving.all_gpus.columns import list_columns, make_column_tree
 from schedopt.solving.all_gpus.orders import JointData, make_joint_scratch
 from schedopt.solving.all_gpus.partitions import (
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-MOST_LAYERS: Final = 64
-"""More are not looked at: distances are those of all operations."""
 MOST_COLUMNS: Final = 1 << 16
 """More are not listed."""
 MOST_HEAVY: Final = 1 << 12
