@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from types import MappingProxyType
@@ -79,7 +80,7 @@ def compare(
     systems : sequence of str, optional
         Names of `schedopt.systems.catalogue.SYSTEMS`, or of our plans: ``"schedopt"`` has the least
         period, ``"schedopt_step"`` the shortest step with a flush, which starts from the shortest
-        one of its kind among the systems. Default: all.
+        one of its kind among the systems, if there is time to check that. Default: all.
     bucket_bytes : int, optional
         Gradients that systems with buckets send together. Default: 25 MiB.
     memory : {"sum", "peak"}
@@ -288,7 +289,8 @@ class _Rows:
                     step_problem(replace(problem, chain=chain), variants, count)
                     for chain, variants in self.kinds
                 ]
-                start = shortest_step(self.done, problems)
+                with suppress(Late), raising_late(seconds):
+                    start = shortest_step(self.done, problems)
             if seconds is not None:
                 seconds = max(LEAST_S, seconds - (monotonic() - begin))
             result = solve_sizes(

@@ -196,6 +196,19 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
     assert [plan.pattern.period_total_ns for plan in tried].count(12) == 1
 
 
+def test_our_step_does_without_a_start_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_for_ever(plan: Plan, problem: Problem) -> Plan | None:
+        while True:
+            time.sleep(1)
+
+    install(monkeypatch, System("flushed", "", "tests.systems.stand_ins:flushed", ""))
+    monkeypatch.setattr(our_step, "still_valid", check_for_ever)
+    found = compare(CHAIN, PLATFORM, systems=["flushed", "schedopt_step"], time_limit=1)
+    step = rows(found)["schedopt_step"]
+    assert step.outcome == "fits"
+    assert not step.note.startswith("that of flushed")
+
+
 def selective() -> Profile:
     """Return the chain twice: as it is, and with a module of each layer computed again.
 
