@@ -27,6 +27,7 @@ from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
 from schedopt.solvers.joint_orders import are_few_sets, find_joint, rooms_of_orders, shorten
+from schedopt.solvers.ordered_columns import OrderedColumns
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run
@@ -158,8 +159,10 @@ class _Search:
         round, ns.
     ordered, joined : Fraction
         As `packed`, by columns that have an order, and by whole allocations, ns.
-    columns, ordered_columns : list of array of bool, shape (layers,)
+    columns : list of array of bool, shape (layers,)
         Those of the last period that was packed.
+    ordered_columns : OrderedColumns
+        Likewise, of columns that have an order.
     round, work : int, float
         Of this round: its number, and the work on each question.
     is_open : bool
@@ -182,7 +185,7 @@ class _Search:
         self.fits = self.packed = self.unpacked = run.period() or self.longest
         self.ordered = self.joined = self.fits
         self.columns: list[Flags] = []
-        self.ordered_columns: list[Flags] = []
+        self.ordered_columns = OrderedColumns(run)
         self.impossible = False
         self.instants: FittingInstants | None = None
         self.round, self.work, self.is_open = 0, FIRST_WORK, False
@@ -307,18 +310,13 @@ class _Search:
 
     def _order(self, forced: ForcedWork) -> bool:
         """Whether GPUs cannot hold all layers in parts, those of each with an order there."""
-        from schedopt.solving.one_gpu.columns import GpuOrders
-        from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
+        from schedopt.solving.packing_columns import GpuLimits
 
-        limits = GpuLimits.of(forced)
-        if forced.instants is None or not limits.are_few():
+        if forced.instants is None or not GpuLimits.of(forced).are_few():
             self.ordered = self.low
             return False
-        orders = GpuOrders(forced, limits.sizes, UNITS, limits.apart, self.run.stopped)
-        gpus = len(self.problem.platform.gpus)
-        columns = PackingColumns(limits, gpus, self.run, self.ordered_columns, orders)
-        may_pack = columns.may_hold_all(max(PACK_WORK, GROWTH * self.work))
-        self.ordered_columns = columns.columns
+        most_work = max(PACK_WORK, GROWTH * self.work)
+        may_pack = self.ordered_columns.may_hold_all(forced, most_work)
         if may_pack is None:
             self.is_open = True
         elif may_pack:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schedopt.solving.disjunctive.distances import NONE, make_scratch
 from schedopt.solving.one_gpu.heavy_columns import may_have_order
-from schedopt.solving.one_gpu.orders import GpuData, least_distances
+from schedopt.solving.one_gpu.orders import GpuData, crossed_distances, least_distances
 from tests.budgets import trials
 
 MOST_DONE = 2_000_000
@@ -46,6 +46,8 @@ def cases(draw: st.DrawFn) -> Case:
         spans[0] = max(spans[0], spans[1] + ways[:, 0, 1].sum())
     saved, weight, workspace = row(sizes), row(sizes), row(st.integers(0, 2))
     held = int((weight + saved * np.maximum(1, spans * k // period)).sum())
+    behind = least_distances(ahead, back, spans, ways[0], ways[1])
+    crossed = row(st.integers(-1, int(spans.max()) + period))
     data = GpuData(
         period=period,
         k=k,
@@ -58,7 +60,8 @@ def cases(draw: st.DrawFn) -> Case:
         spans=spans,
         ways_ahead=ways[0],
         ways_back=ways[1],
-        behind=least_distances(ahead, back, spans, ways[0], ways[1]),
+        behind=behind,
+        crossed=crossed_distances(behind, crossed, back),
         timed=np.ones(count, dtype=bool),
         most_done=MOST_DONE,
     )
@@ -71,6 +74,10 @@ def cases(draw: st.DrawFn) -> Case:
                 later, sooner = place(data, number, 1)
                 distances[forward, later] = int(ways[0][0, 1])
                 distances[sooner, backward] = int(ways[1][0, 1] + back[1] - back[0])
+    if k == 2 and crossed[0] >= back[0]:
+        least = int(crossed[0] - back[0])
+        distances[0, place(data, 1, 0)[1]] = least
+        distances[place(data, 1, 0)[0], 1] = least - period
     return Case(data, distances)
 
 
@@ -143,6 +150,7 @@ def gpu_data(
         ways_ahead=between[0],
         ways_back=between[1],
         behind=least_distances(ahead, back, spans, between[0], between[1]),
+        crossed=np.full((2 * count, 2 * count), NONE),
         timed=np.ones(count, dtype=bool),
         most_done=MOST_DONE,
     )
@@ -182,6 +190,8 @@ def ordered_layers(draw: st.DrawFn) -> GpuData:
     runs = (moments - start[:, 0]) % period < ahead, (moments - start[:, 1]) % period < back
     held = (flying * saved + (runs[0] | runs[1]) * workspace).sum(axis=(1, 2))
     spans = (ends - start[:, 0]).min(axis=0)
+    behind = least_distances(ahead, back, spans, ways[0], ways[1])
+    crossed = np.minimum(ends[-1] - start[0, 0], ends[0] + period - start[-1, 0])
     return GpuData(
         period=period,
         k=k,
@@ -194,7 +204,8 @@ def ordered_layers(draw: st.DrawFn) -> GpuData:
         spans=spans,
         ways_ahead=ways[0],
         ways_back=ways[1],
-        behind=least_distances(ahead, back, spans, ways[0], ways[1]),
+        behind=behind,
+        crossed=crossed_distances(behind, crossed, back),
         timed=np.ones(count, dtype=bool),
         most_done=MOST_DONE,
     )
@@ -266,3 +277,18 @@ def test_layers_wait_for_those_between_them_on_other_gpus() -> None:
     ends, alone = np.array([True, False, True]), make_scratch(1, 3)
     assert not may_have_order(ends, data, alone)
     assert may_have_order(ends, data._replace(room=2), alone)
+
+
+def test_a_micro_batch_waits_for_what_the_next_one_needs() -> None:
+    # One at a time stay 8 together in a period of 8. From each to the end of the next one are 8 on
+    # average, then, and 9 only if both may be there.
+    data = gpu_data(2, 8, 1, ((1,), (1,), (0,), (1,), (0,), (2,)), ())
+    alone, scratch = np.ones(1, dtype=bool), make_scratch(2, 1)
+
+    def may(crossed: int, room: int) -> bool:
+        found = crossed_distances(data.behind, np.array([crossed]), data.back)
+        return may_have_order(alone, data._replace(crossed=found, room=room), scratch)
+
+    assert may(8, 1)
+    assert not may(9, 1)
+    assert may(9, 2)

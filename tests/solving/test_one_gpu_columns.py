@@ -21,6 +21,7 @@ from schedopt.formats import load_chain
 from schedopt.interrupts import Stopped
 from schedopt.solvers import relaxation
 from schedopt.solvers.joint_orders import rooms_of_orders
+from schedopt.solvers.ordered_columns import OrderedColumns
 from schedopt.solvers.relaxation import (
     BY_ORDERS,
     LARGEST,
@@ -97,6 +98,28 @@ def test_no_plan_has_a_period_that_orders_refute(data: st.DataObject, k: int) ->
     gpus, run = len(problem.platform.gpus), Run(problem, workers=1)
     if PackingColumns(limits, gpus, run, (), orders).may_hold_all(60) is False:
         assert not has_plan(problem, forced.scaled.period)
+
+
+@trials(400)
+@given(data=st.data())
+def test_no_plan_has_a_period_that_orders_refute_at_each_gap(data: st.DataObject) -> None:
+    problem = data.draw(linked_problems(longest=3))
+    problem = replace(problem, scope=replace(problem.scope, max_k=2))
+    forced = forced_by(problem)
+    if forced is None:
+        return
+    if OrderedColumns(Run(problem, workers=1)).may_hold_all(forced, 60) is False:
+        assert not has_plan(problem, forced.scaled.period)
+
+
+def test_orders_at_each_gap_refute_what_orders_alone_do_not() -> None:
+    problem = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, max_k=2))
+    forced = propagate(Amounts(problem, LARGEST), Fraction(767_000_000))
+    assert forced is not None
+    limits, orders = orders_of(forced)
+    run = Run(problem, workers=1)
+    assert PackingColumns(limits, 8, run, (), orders).may_hold_all(2) is not False
+    assert OrderedColumns(run).may_hold_all(forced, 2) is False
 
 
 @trials(400)

@@ -24,7 +24,7 @@ from schedopt.solving.one_gpu.heavy_columns import (
     make_tree,
     may_have_order,
 )
-from schedopt.solving.one_gpu.orders import GpuData, least_distances
+from schedopt.solving.one_gpu.orders import GpuData, crossed_distances, least_distances
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +81,11 @@ class GpuOrders:
         ways = (np.where(way < NEVER, way, 0) for way in (instants.ahead, instants.back))
         ahead, back = map(np.ascontiguousarray, ways)
         spans = np.ascontiguousarray(forced.spans)
+        behind = least_distances(scaled.ahead, scaled.back, spans, ahead, back)
+        crossed = np.full(len(spans), -1)
+        if instants.pair is not None:
+            to_b, to_a = instants.pair.crossed
+            crossed = np.minimum(to_b, to_a + k * scaled.limit)
         self.data = GpuData(
             period=k * scaled.above,
             k=k,
@@ -93,7 +98,8 @@ class GpuOrders:
             spans=spans,
             ways_ahead=ahead,
             ways_back=back,
-            behind=least_distances(scaled.ahead, scaled.back, spans, ahead, back),
+            behind=behind,
+            crossed=crossed_distances(behind, crossed, scaled.back),
             timed=(scaled.ahead > 0) & (scaled.back > 0),
             most_done=MOST_DONE,
         )

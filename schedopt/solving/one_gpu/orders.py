@@ -5,7 +5,9 @@ Of transfers, only those are known that distances between layers have in them.
 With k = 2 no micro-batch overtakes another one. Sort the starts of each operation over all
 periods, and give them to the micro-batches in turn. If in each micro-batch b starts at least d
 behind a, then at any t no more have started b by t + d than a by t. Sorted starts say no more than
-that, so they are as far apart. What runs when is the same, and so is how many are in flight.
+that, so they are as far apart. What runs when is the same, and so is how many are in flight. So it
+is where b starts at least d behind the a of the micro-batch before, for all micro-batches: number
+the b by one less.
 
 Layers that have no order have none with others beside them, with longer distances or a shorter
 period, as an order with these is one without.
@@ -49,6 +51,9 @@ class GpuData(NamedTuple):
         that one to its own, at least.
     behind : (2 L, 2 L) array
         What follows for the starts of all operations of a micro-batch: see `least_distances`.
+    crossed : (2 L, 2 L) array
+        The same from the operations of a micro-batch to those of the next one, for k = 2: see
+        `crossed_distances`.
     timed : (L,) array of bool
         Whether its operations take time: others only bring their weights.
     most_done : int
@@ -67,6 +72,7 @@ class GpuData(NamedTuple):
     ways_ahead: Array
     ways_back: Array
     behind: Array
+    crossed: Array
     timed: Flags
     most_done: int
 
@@ -94,6 +100,32 @@ def least_distances(
         ways = behind[before, over] + behind[over, after]
         behind[before, after] = np.maximum(behind[before, after], ways)
     return behind
+
+
+def crossed_distances(behind: Array, crossed: Array, back: Array) -> Array:
+    """Return how long operations of the next micro-batch start behind those of one, at least.
+
+    A forward comes before the next backward of its layer, and before and after them come what
+    `behind` says. Only what comes later counts: that also does where a pattern is stretched to a
+    longer period, as all that comes later then does so by more.
+
+    Parameters
+    ----------
+    behind : (2 L, 2 L) array
+        See `least_distances`.
+    crossed : (L,) array
+        From the start of a layer's forward to the end of the next backward of it, at least.
+    back : (L,) array
+    """
+    layers = len(back)
+    found = np.full(behind.shape, NONE)
+    for layer in np.flatnonzero(crossed >= back):
+        before = np.flatnonzero(behind[:, layer] > NONE)[:, None]
+        after = np.flatnonzero(behind[layers + layer] > NONE)
+        ways = behind[before, layer] + behind[layers + layer, after]
+        ways += crossed[layer] - back[layer]
+        found[before, after] = np.maximum(found[before, after], ways)
+    return found
 
 
 @njit_kernel
@@ -129,6 +161,11 @@ def _read_distances(layers: int, data: GpuData, scratch: Scratch) -> None:
             for number in range(data.k):
                 first = number * 2 * layers
                 behind[first + one, first + other] = least
+            if data.k == 2:
+                least = data.crossed[row, own[other % layers] + other // layers * all_layers]
+                if least > NONE:
+                    behind[one, 2 * layers + other] = least
+                    behind[2 * layers + one, other] = least - data.period
 
 
 @njit_kernel
