@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +29,6 @@ from schedopt.comparing.measures import Figures
 from schedopt.scope import MemoryReading
 from schedopt.solving.options import still_valid
 from schedopt.systems.catalogue import System
-from schedopt.systems.config import SystemConfig
 from tests.systems import stand_ins
 from tests.systems.stand_ins import CHAIN, PLATFORM, SYSTEMS, install, names
 
@@ -196,19 +194,6 @@ def test_our_step_starts_from_the_shortest_of_its_kind(monkeypatch: pytest.Monke
     assert [plan.pattern.period_total_ns for plan in tried].count(12) == 1
 
 
-def test_our_step_does_without_a_start_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_for_ever(plan: Plan, problem: Problem) -> Plan | None:
-        while True:
-            time.sleep(1)
-
-    install(monkeypatch, System("flushed", "", "tests.systems.stand_ins:flushed", ""))
-    monkeypatch.setattr(our_step, "still_valid", check_for_ever)
-    found = compare(CHAIN, PLATFORM, systems=["flushed", "schedopt_step"], time_limit=1)
-    step = rows(found)["schedopt_step"]
-    assert step.outcome == "fits"
-    assert not step.note.startswith("that of flushed")
-
-
 def selective() -> Profile:
     """Return the chain twice: as it is, and with a module of each layer computed again.
 
@@ -364,40 +349,6 @@ def test_a_plan_that_is_not_valid_is_our_fault(monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, System("wrong", "", "tests.systems.stand_ins:wrong", ""))
     with pytest.raises(InvalidPlanError, match="the plan of wrong is not valid: o"):
         compare(CHAIN, PLATFORM, systems=["wrong"])
-
-
-def test_a_system_without_an_end_leaves_time_for_our_plans(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    install(monkeypatch, *SYSTEMS, System("endless", "", "tests.systems.stand_ins:endless", ""))
-    monkeypatch.setattr(builder, "SLOW", ("in_pairs",))
-    config = SystemConfig(chain=CHAIN, platform=PLATFORM, microbatches=8)
-    before, begin = signal.getsignal(signal.SIGALRM), time.monotonic()
-    found = compare(
-        CHAIN,
-        PLATFORM,
-        systems=["in_pairs", "alone", "endless", "schedopt"],
-        time_limit=3,
-        plans={"now": stand_ins.alone(config)},
-    )
-    # Those that may take long come last.
-    assert {name: row.outcome for name, row in rows(found).items()} == {
-        "now": "fits",
-        "alone": "fits",
-        "schedopt": "fits",
-        "endless": "out of time",
-        "in_pairs": "out of time",
-    }
-    assert time.monotonic() - begin >= 2
-    assert found.rows[-1].outcome == "out of time"
-    found.save(tmp_path / "c.json")
-    assert [row.outcome for row in Comparison.load(tmp_path / "c.json").rows] == [
-        row.outcome for row in found.rows
-    ]
-    assert signal.getsignal(signal.SIGALRM) == before
-    # Nothing is left for our plans: so the system has all of it.
-    alone = compare(CHAIN, PLATFORM, systems=["endless"], time_limit=0.1)
-    assert alone.rows[0].note == "no time was left for it"
 
 
 def test_an_interrupt_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
