@@ -203,6 +203,7 @@ def as_warm_start(initial: Plan, problem: Problem) -> Plan:
         variants=problem.variants,
     )
     plan, violations = check_sent_late(plan)
+    # Of what is asked, a plan as one of this problem can only lack the stages that are given.
     if problem.stages and not violations:
         violations = check(Result(problem=problem, status="feasible", plan=plan))
     if violations:
