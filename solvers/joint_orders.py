@@ -25,8 +25,12 @@ MOST_SETS: Final = 1 << 16
 """Of as many layers as a GPU has on average; where there are more, not all are looked at."""
 AROUND: Final = Fraction(1, 100)
 """By how much longer than that of the best plan the period of allocations near it may be."""
+FEW_LAYERS: Final = 24
+"""Up to so many of a chain, one that changes GPUs changes the period by much."""
+AROUND_FEW: Final = Fraction(8, 100)
+"""As `AROUND`, where layers are few."""
 BUSY: Final = Fraction(3, 4)
-"""Of the period of the best plan, that GPUs work at least, on average, where any are looked for."""
+"""Of the period of the best plan, that GPUs work at least, on average, where layers are many."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much shorter a period is that is looked for first."""
 LEAST_WORK: Final = 1.0
@@ -88,16 +92,19 @@ def shorten(
     """Yield periods below that of the best plan, with what looks for allocations near it.
 
     It reports plans of these, and refutes nothing. Steps are doubled after a plan, else halved.
-    Where GPUs idle for long, as with tight memory, little was found, and bounds need the time.
+    Where many layers leave GPUs idle for long, as with tight memory, little was found, and bounds
+    need the time.
     """
+    few = len(problem.chain.layers) <= FEW_LAYERS
+    around, busy = (AROUND_FEW, 0) if few else (AROUND, BUSY)
     step, left, load = FIRST_STEP, MOST_FAILURES, load_bound(problem).period
-    while left and (before := run.period()) is not None and load >= BUSY * before:
+    while left and (before := run.period()) is not None and load >= busy * before:
         period = Fraction(floor(before * (1 - step)))
         bound = run.bound(problem.scope)
         if period < max(1, bound or 1):
             return
 
-        def look(forced: ForcedWork, longest: Fraction = before * (1 + AROUND)) -> bool:
+        def look(forced: ForcedWork, longest: Fraction = before * (1 + around)) -> bool:
             _look_nearby(problem, propagate(amounts, longest), forced, run, most_work)
             return False
 

@@ -181,6 +181,32 @@ def test_nothing_is_looked_for_near_a_plan_whose_gpus_idle() -> None:
     assert not list(shorten(idle, Amounts(idle, LARGEST), run, 1.0))
 
 
+def test_of_few_layers_the_best_allocation_is_found_even_where_gpus_idle() -> None:
+    few = replace(
+        VIT_ON_4,
+        chain=replace(VIT, layers=VIT.layers[:12]),
+        platform=Platform(4, "300MB", bandwidth="12GB/s"),
+    )
+    quarters = tuple(Stage(layers=(3 * gpu, 3 * gpu + 2), gpus=(gpu,)) for gpu in range(4))
+    scope = replace(few.scope, allocation="fixed")
+    run, amounts = Run(few, workers=1), Amounts(few, LARGEST)
+    plan = place_stages(replace(few, scope=scope, stages=quarters), run)
+    assert plan is not None
+    run.report_if_valid(plan)
+    for period, look in shorten(few, amounts, run, 1.0):
+        forced = propagate(amounts, period)
+        assert forced is None or not look(forced)
+    best, found = run.best(), run.period()
+    assert best is not None
+    assert found is not None
+    assert not check(best)
+    less = propagate(amounts, found * Fraction(99, 100))
+    assert less is not None
+    none = Allocations(less, orders_of(less)[1]).find(20)
+    assert none is not None
+    assert not len(none)
+
+
 def test_a_stop_ends_a_walk_and_little_work_finds_nothing() -> None:
     forced = propagate(Amounts(VIT_ON_4, LARGEST), Fraction(590_000_000))
     assert forced is not None
