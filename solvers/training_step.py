@@ -367,7 +367,7 @@ def _refuse_unsupported(problem: Problem) -> None:
 
 def _prove(step: StepData, run: Run) -> int | None:
     """Report the bound of all contiguous steps and return it, ns, or report that there is none."""
-    from schedopt.solving.replicas.step_bound import least_makespan, least_memory, some_fit
+    from schedopt.solving.replicas.step_bound import least_makespan, narrow_memory, some_fit
 
     problem = step.problem
     scope = contiguous(problem)
@@ -378,7 +378,8 @@ def _prove(step: StepData, run: Run) -> int | None:
         least = least_makespan(step, run)
         run.report_bound(Fraction(least, step.count), scope, PROOF)
         return least
-    memory = least_memory(step) + problem.platform.gpus[0].reserved_bytes
+    proven, known = narrow_memory(step, run.stopped)
+    reserved = problem.platform.gpus[0].reserved_bytes
     # Layers that run one by one take more where all are added up, or with gradients of halves.
     whole = problem.scope.memory == "peak" and not problem.scope.split_backward
     exact = whole or problem.scope.shard in ("none", "optimizer")
@@ -387,8 +388,8 @@ def _prove(step: StepData, run: Run) -> int | None:
             # Copies of shards take more memory.
             scope=replace(scope, hybrid=run.scope.hybrid),
             proof=Proof(ProofKind.NO_STAGES_WITH_REPLICAS),
-            least_memory_bytes=memory if exact else None,
-            proven_memory_bytes=memory,
+            least_memory_bytes=known + reserved if exact and known is not None else None,
+            proven_memory_bytes=proven + reserved,
             gpu=0,
         )
     )

@@ -24,12 +24,14 @@ from schedopt.solvers.looped_steps import LoopedSteps
 from schedopt.solving.clock import Clock
 from schedopt.solving.flush_search.search import FlushSearch
 from schedopt.solving.local_search.compilation import COMPILATIONS, NOT_KEPT, Compilation
-from schedopt.solving.replicas import layout
+from schedopt.solving.replicas import layout, step_bound
 from schedopt.solving.replicas.arrays import StepData
 from schedopt.solving.replicas.candidates import Candidate
 from schedopt.solving.replicas.layout import lay_out, lay_out_turns
 from schedopt.solving.replicas.search import StepSearch
 from schedopt.solving.replicas.stages import read_step
+from schedopt.solving.replicas.step_bound import fits as holds
+from schedopt.solving.replicas.step_bound import least_memory, narrow_memory
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flushes import one_f_one_b_order
@@ -311,6 +313,49 @@ def test_long_grids_are_laid_out_as_folds() -> None:
     assert folds == {4: 4, 2: 2}
     best = min(plan.pattern.period_total_ns for plan in found)
     assert best >= 1024 * sum(range(6, 10)) // 4
+
+
+@pytest.mark.parametrize("looks", [0, 1, 3, 8])
+def test_the_least_memory_is_looked_for_as_long_as_there_is_time(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_of(8)
+    problem = replace(problem, platform=Platform(4, 6, bandwidth=4 * 10**9))
+    step, least = step_data(problem), least_memory(step_data(problem))
+    asked: list[int | None] = []
+
+    def note(step: StepData, room: int | None = None) -> bool:
+        asked.append(room)
+        return holds(step, room)
+
+    monkeypatch.setattr(step_bound, "fits", note)
+    proven, known = narrow_memory(step, lambda: len(asked) >= looks)
+    assert len(asked) <= max(1, looks)
+    assert not holds(step, proven - 1)
+    assert known is None or holds(step, known)
+    assert proven <= least <= (known or least)
+    # What is found out in that time is not thrown away.
+    assert proven == 1 + max(room for room in asked if room is not None and not holds(step, room))
+    assert (known is not None) == any(holds(step, room) for room in asked)
+    assert (proven < least) or looks > 3
+
+
+def test_a_step_without_room_says_what_is_known_of_the_least_memory() -> None:
+    problem = problem_of(8)
+    problem = replace(problem, platform=Platform(4, 6, bandwidth=4 * 10**9, reserved=2))
+    said = []
+    for stop in (False, True):
+        run = Run(problem)
+        run.begin("training_step")
+        if stop:
+            run.stop()
+        solver._prove(step_data(problem), run)
+        said.append(run.events.proofs[0])
+    least = least_memory(step_data(problem)) + 2
+    assert (said[0].least_memory_bytes, said[0].proven_memory_bytes) == (least, least)
+    assert said[1].least_memory_bytes is None
+    assert said[1].proven_memory_bytes is not None
+    assert 6 < said[1].proven_memory_bytes < least
 
 
 def test_layers_that_move_make_steps_of_folds() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from schedopt.interrupts import never_stop
 from schedopt.solving.local_search.lean import lean
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 from schedopt.solving.replicas.arrays import NEVER, Array, Costs, Machine, StepData
@@ -43,16 +45,27 @@ def _shared_ns(step: StepData) -> int:
 
 def least_memory(step: StepData) -> int:
     """Return the least room on each GPU with which some stages fit, bytes. None fit as it is."""
+    return narrow_memory(step, never_stop)[0]
+
+
+def narrow_memory(step: StepData, stopped: Callable[[], bool]) -> tuple[int, int | None]:
+    """Return the room on each GPU that some stages need, bytes, as far as there is time.
+
+    None fit with less than the first, and some do with the second, if that is known. They are equal
+    if the search was not stopped. None fit as it is.
+    """
     low, high = step.machine.room, step.machine.room + 1
     while not fits(step, high):
         low, high = high, 2 * high
-    while high - low > 1:
+        if stopped():
+            return low + 1, None
+    while high - low > 1 and not stopped():
         middle = (low + high) // 2
         if fits(step, middle):
             high = middle
         else:
             low = middle
-    return high
+    return low + 1, high
 
 
 def _with_fast_nodes(machine: Machine) -> Machine:
