@@ -106,7 +106,7 @@ class EngineShape:
         Of those that reach a limit, ns, no more is looked for than that they do.
         """
         if self._tree is None:
-            self._tree = self._make_tree(limit)
+            self._tree = self._make_tree(limit, stopped)
         for begins in self._tree.grow(limit, stopped):
             if not self.cuts.may_fit(begins):
                 continue
@@ -122,12 +122,15 @@ class EngineShape:
         else:
             self.low = max(self.low, low)
 
-    def _make_tree(self, limit: int | None) -> EngineGraph | EngineTree:
+    def _make_tree(
+        self, limit: int | None, stopped: Callable[[], bool]
+    ) -> EngineGraph | EngineTree:
         """Return what parts the cuts: by places of their own, or how many of a run stages have."""
+        paths = self._first_paths(stopped)
         if self._has_graph:
-            return EngineGraph(self.cuts, self._paths)
+            return EngineGraph(self.cuts, paths)
         table = self._table if limit is not None and limit <= self._table.reach_ns else None
-        return EngineTree(self.cuts, self._runs, self._paths, table)
+        return EngineTree(self.cuts, self._runs, paths, table)
 
     def descend(self, here: FirstLayers, stopped: Callable[[], bool]) -> FirstLayers:
         """Go from a cut to better neighbours that may fit, as long as there are any."""
@@ -171,14 +174,21 @@ class EngineShape:
         """The shortest step known, ns, of a cut that may fit, and the cut."""
         return self._best or (self.cuts.longest_step(), self.balanced)
 
-    @cached_property
-    def _paths(self) -> dict[CriticalPath, None]:
-        """The paths that are known at first."""
-        begins = self.best[1]
-        found = dict.fromkeys(self.cuts.order.rank_paths(*self.cuts.times(begins)))
-        for other in Moves.of(self.cuts, begins).begins[:MOST_NEIGHBOURS].tolist():
-            found[self.cuts.order.critical_path(*self.cuts.times(tuple(other)))] = None
+    def _first_paths(self, stopped: Callable[[], bool]) -> dict[CriticalPath, None]:
+        """Return paths to know at first: one at least, and as many as there is time for."""
+        found: dict[CriticalPath, None] = {}
+        for path in self._likely_paths():
+            found[path] = None
+            if stopped():
+                break
         return found
+
+    def _likely_paths(self) -> Iterator[CriticalPath]:
+        """Yield the longest paths of the best cut, by ranks, and of its neighbours."""
+        begins = self.best[1]
+        yield from self.cuts.order.rank_paths(*self.cuts.times(begins))
+        for other in Moves.of(self.cuts, begins).begins[:MOST_NEIGHBOURS].tolist():
+            yield self.cuts.order.critical_path(*self.cuts.times(tuple(other)))
 
     def keep(self, length: int, begins: FirstLayers) -> None:
         """Keep the cut with the shortest step, ns, of those that may fit."""
