@@ -15,7 +15,7 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.solvers.placed_folds import is_folded, list_folds, part_of, unfold
 from schedopt.solvers.step import search as search_step
-from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks
+from schedopt.solving.replicas.layout import ITEM_S, count_in_parts
 from schedopt.solving.run import Run
 from schedopt.systems.list_scheduler import TooManyTasks
 
@@ -80,7 +80,5 @@ def _whole_s(problem: Problem, fold: int) -> float:
     """Return how long it takes to lay the step of all parts out and check it, about, seconds."""
     gpus, count = len(problem.platform.gpus), problem.scope.microbatches or 1
     stages = min(gpus // fold, len(problem.chain.layers))
-    turns = 2 * stages * count // fold
-    if is_folded(problem, turns, fold):
-        return OPERATION_S * (turns + stages * fold)
-    return OPERATION_S * (turns * fold + stages * CHUNK * count_chunks(fold))
+    folded = is_folded(problem, stages)
+    return ITEM_S * count_in_parts(stages, count, fold, folded=folded)

@@ -13,7 +13,7 @@ from schedopt.problem import Problem
 from schedopt.solvers.placed_folds import is_folded
 from schedopt.solvers.step_reports import report_valid
 from schedopt.solvers.uniform_grids import propose as propose_grids
-from schedopt.solving.replicas.layout import CHUNK, OPERATION_S, count_chunks, lay_out_turns
+from schedopt.solving.replicas.layout import ITEM_S, count_in_parts, lay_out_turns
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
@@ -50,7 +50,7 @@ def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:
     grids = (
         stages
         for stages in propose_grids(problem)
-        if OPERATION_S * _count_operations(problem, stages) < limit
+        if ITEM_S * _count_items(problem, stages) < limit
     )
     ways = [way for stages in grids for way in _ways(problem, stages)]
     for stages in sorted(ways, key=lambda way: _estimate_ns(problem, way)):
@@ -60,19 +60,16 @@ def propose(problem: Problem, seconds: float | None = None) -> Iterator[Plan]:
             yield lay_out_turns(problem, stages, turns, fold=fold)
 
 
-def _count_operations(problem: Problem, stages: list[Stage]) -> int:
-    """Return how many operations a grid has, as `LayoutTime` counts them."""
-    replicas = len(stages[0].gpus)
-    if _fold(problem, stages) > 1:
-        return len(stages) * (2 * _rounds(problem, stages) + replicas)
-    rings = CHUNK * count_chunks(replicas)
-    return len(stages) * (2 * (problem.scope.microbatches or 1) + rings)
+def _count_items(problem: Problem, stages: list[Stage]) -> int:
+    """Return how many items a grid has, as `LayoutTime` counts them."""
+    replicas, folded = len(stages[0].gpus), _fold(problem, stages) > 1
+    return count_in_parts(len(stages), problem.scope.microbatches or 1, replicas, folded=folded)
 
 
 def _fold(problem: Problem, stages: list[Stage]) -> int:
     """Return of how many parts a grid is a fold, where it is laid out as one; else 1."""
-    replicas, turns = len(stages[0].gpus), 2 * len(stages) * _rounds(problem, stages)
-    return replicas if problem.platform.uniform and is_folded(problem, turns, replicas) else 1
+    folded = problem.platform.uniform and is_folded(problem, len(stages))
+    return len(stages[0].gpus) if folded else 1
 
 
 def _ways(problem: Problem, stages: list[Stage]) -> Iterator[list[Stage]]:

@@ -30,7 +30,7 @@ from schedopt.plan import Kind, Plan
 from schedopt.problem import Problem
 from schedopt.solving.looped_pipeline import Cuts, Loop, Rounds
 from schedopt.solving.replicas.arrays import NEVER
-from schedopt.solving.replicas.layout import OPERATION_S, lay_out_turns
+from schedopt.solving.replicas.layout import ITEM_S, count_items, lay_out_turns
 from schedopt.solving.run import Run
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -57,7 +57,7 @@ THIN: Final = (0.6, 0.8, 1.0)
 """What the first stages take of that of later ones, where no stage lies on all ranks."""
 LOOPS: Final = (1, 2, 4, 8)
 """Stages of a rank, beside the most that it can have."""
-MOST_OPERATIONS: Final = 60_000
+MOST_ITEMS: Final = 120_000
 """That are laid out, those of a part or of all."""
 MOST_OF_LAYOUT: Final = 0.15
 """Of the time, that laying one out may take."""
@@ -130,7 +130,7 @@ class LoopedSteps:
             if number in self._laid_out:
                 laid_out += 1
                 continue
-            if left is not None and OPERATION_S * parts * len(turns) > left:
+            if left is not None and ITEM_S * _count_items(loop) > left:
                 continue
             every = (
                 (one, stage, i * parts + part)
@@ -165,9 +165,9 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
     if len(set(platform.gpus)) > 1 or chain.same_gpu or chain.copied or chain.expert > 1:
         return
     cuts, behind = Cuts(problem), len(chain.layers) - _longest_layer(problem)
-    most = float(MOST_OPERATIONS)
+    most = float(MOST_ITEMS)
     if seconds is not None:
-        most = min(most, seconds / OPERATION_S)
+        most = min(most, seconds / ITEM_S)
     node = gpus if platform.network is None else max(one.gpus for one in platform.network.nodes)
     for tensor, ranks in product(problem.degrees, range(2, min(gpus, body) + 1)):
         fold, rest = divmod(gpus, ranks * tensor)
@@ -203,9 +203,15 @@ def _list_loops(problem: Problem, seconds: float | None) -> Iterator[Loop]:
                 # What a stage on all ranks sends is too much only where cards are shared.
                 if loop.is_crossed or (not shared and loop.sharing == 1):
                     continue
-                laid_out = 2 * count // (fold // loop.sharing if chain.context == 1 else 1)
-                if laid_out * (alone + ranks * loops + loop.parted + 1) <= most:
+                if _count_items(loop) <= most:
                     yield loop
+
+
+def _count_items(loop: Loop) -> int:
+    """Return how many items of a loop are laid out: all, or those of parts that share cards."""
+    stages = loop.alone + loop.ranks * loop.loops + loop.parted + 1
+    fold = loop.fold // loop.sharing if loop.problem.chain.context == 1 else 1
+    return count_items(stages, (loop.problem.scope.microbatches or 1) // fold)
 
 
 def _may_fit(problem: Problem, tensor: int, ranks: int, replicas: int) -> bool:

@@ -20,10 +20,10 @@ from schedopt.problem import Problem
 from schedopt.rule import Rule
 from schedopt.solving.replicas.arrays import NEVER
 from schedopt.solving.replicas.layout import (
-    CHUNK,
     MOST_WHOLE,
     LayoutTime,
-    count_chunks,
+    count_in_parts,
+    count_items,
     lay_out_turns,
 )
 from schedopt.solving.run import Run
@@ -124,14 +124,12 @@ class PlacedFolds:
     def _needed_s(self) -> float:
         """Return how long it takes to lay the best step out and check it, about, seconds."""
         near = self._near()
-        return self._layout.needed_s(self._count_operations(near[0])) if near else 0.0
+        return self._layout.needed_s(self._count_items(near[0])) if near else 0.0
 
-    def _count_operations(self, fold: int) -> int:
-        """Return how many operations the best step of a fold has, as `LayoutTime` counts them."""
-        stages, turns = self._searches[fold].found()
-        if is_folded(self.problem, len(turns), fold):
-            return len(turns) + fold * len(stages)
-        return len(turns) * fold + CHUNK * count_chunks(fold) * len(stages)
+    def _count_items(self, fold: int) -> int:
+        """Return how many items the best step of a fold has, as `LayoutTime` counts them."""
+        stages, count = len(self._searches[fold].found()[0]), self.problem.scope.microbatches or 1
+        return count_in_parts(stages, count, fold, folded=is_folded(self.problem, stages))
 
     def _list_starts(self, seed: int) -> Iterator[tuple[int, Choice]]:
         """Yield placements to start from, of one fold after the other in turn."""
@@ -209,7 +207,7 @@ class PlacedFolds:
         if best is not None and self._told_ns >= best * count:
             return
         stages, turns = self._searches[fold].found()
-        with suppress(TooManyTasks), self._layout.measure(self._count_operations(fold)):
+        with suppress(TooManyTasks), self._layout.measure(self._count_items(fold)):
             if self.problem.scope.split_backward:
                 yield unfold(self.problem, stages, _in_halves(turns), fold)
             yield unfold(self.problem, stages, turns, fold)
@@ -297,12 +295,13 @@ def unfold(problem: Problem, part: Iterable[Stage], turns: Iterable[Turn], fold:
         for stage in part
     ]
     own = [*turns]
-    if is_folded(problem, len(own), fold):
+    if is_folded(problem, len(stages)):
         return lay_out_turns(problem, stages, own, fold=fold)
     every = ((kind, stage, i * fold + copy) for kind, stage, i in own for copy in range(fold))
     return lay_out_turns(problem, stages, every)
 
 
-def is_folded(problem: Problem, turns: int, fold: int) -> bool:
-    """Whether a step whose parts have this many turns is laid out as a fold."""
-    return problem.chain.together == 1 and turns * fold > MOST_WHOLE
+def is_folded(problem: Problem, stages: int) -> bool:
+    """Whether a step of equal parts with so many stages is laid out as a fold."""
+    items = count_items(stages, problem.scope.microbatches or 1)
+    return problem.chain.together == 1 and items > MOST_WHOLE

@@ -9,7 +9,7 @@ from typing import Final
 from schedopt.account import fits
 from schedopt.errors import InputError
 from schedopt.problem import Problem
-from schedopt.solving.replicas.layout import OPERATION_S
+from schedopt.solving.replicas.layout import ITEM_S, count_chunks, count_items
 from schedopt.solving.run import Run
 from schedopt.stage import SHARDS, Shard
 from schedopt.systems.catalogue import find_system
@@ -81,11 +81,10 @@ def _needed_s(problem: Problem, name: str) -> float:
     layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
     count = problem.scope.microbatches or 1
     if name in PIPELINES:
-        return OPERATION_S * count * 2 * gpus
-    # Layer by layer: operations, what goes home or comes for each, and rings, whose transfers
-    # take half as long.
+        return ITEM_S * count_items(gpus, count)
+    # Layer by layer: operations, what goes home or comes for each, and rings.
     sent = {"gradient": gpus, "parameter": 3 * gpus}.get(WHOLE[name], 0)
-    return OPERATION_S * layers * (count * (2 + sent) + gpus**2)
+    return ITEM_S * layers * (count * (2 + sent) + count_chunks(gpus))
 
 
 def _is_in_scope(problem: Problem, name: str) -> bool:

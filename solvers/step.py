@@ -41,7 +41,7 @@ from schedopt.solving.models.order_model import OrderModel
 from schedopt.solving.models.pipeline import AllocatedPipeline
 from schedopt.solving.models.tasks import PatternSolution
 from schedopt.solving.phases import search_phases
-from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
+from schedopt.solving.replicas.layout import ITEM_S, LayoutTime, count_items
 from schedopt.solving.requirements import refuse_unsupported, refuse_updates, require_stages
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -164,8 +164,7 @@ def _report_published(
     gpus = problem.platform.gpus
     if problem.scope.allocation == "fixed" or count * len(gpus) > MOST_PUBLISHED:
         return ()
-    # Each F and B comes with a transfer.
-    needed_s = OPERATION_S * 4 * count * len(gpus)
+    needed_s = ITEM_S * count_items(len(gpus), count)
     for number, name in enumerate(names):
         left = run.remaining()
         if run.stopped() or (left is not None and needed_s > share * left):
@@ -199,7 +198,7 @@ def _report_best(
     """
     count, asked = problem.scope.microbatches or 1, problem.scope.period_ns
     every = [
-        (layout.needed_s(_count_operations(plan, count)), length, plan)
+        (layout.needed_s(_count_items(plan, count)), length, plan)
         for length, plan in _by_length(plans, count, run)
     ]
     every = [one for one in every if one[0] <= most_s]
@@ -221,7 +220,7 @@ def _report_best(
             has_time = left_s is None or needed_s < left_s
             if not has_time or length >= best.pattern.period_total_ns:
                 continue
-        with layout.measure(_count_operations(plan, count)):
+        with layout.measure(_count_items(plan, count)):
             _report(make_step(simulate(plan, count), problem), run)
 
 
@@ -237,9 +236,9 @@ def _by_length(plans: Sequence[Plan], count: int, run: Run) -> list[tuple[Fracti
     return sorted(found, key=itemgetter(0))
 
 
-def _count_operations(plan: Plan, count: int) -> int:
-    """Return how many operations the step of a steady plan has."""
-    return len(plan.pattern.operations) * count // plan.pattern.k
+def _count_items(plan: Plan, count: int) -> int:
+    """Return how many operations and transfers the step of a steady plan has."""
+    return len(plan.pattern.items) * count // plan.pattern.k
 
 
 def _found_steady(problem: Problem, count: int, run: Run) -> list[Plan]:

@@ -10,7 +10,7 @@ from schedopt.account import traffic
 from schedopt.plan import Plan
 from schedopt.solving.clock import Pace
 from schedopt.solving.replicas.arrays import CLOSE
-from schedopt.solving.replicas.layout import LayoutTime, count_operations, fold_of, lay_out
+from schedopt.solving.replicas.layout import LayoutTime, count_candidate, fold_of, lay_out
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
 from schedopt.systems.list_scheduler import TooManyTasks
@@ -122,11 +122,11 @@ class StepReports:
             self._lay_out(candidates.lighten(min(every, key=self._needed_s)))
 
     def _needed_s(self, candidate: Candidate) -> float:
-        return self._layout.needed_s(self._count_operations(candidate))
+        return self._layout.needed_s(self._count_items(candidate))
 
-    def _count_operations(self, candidate: Candidate) -> int:
+    def _count_items(self, candidate: Candidate) -> int:
         step = self.search.step
-        return count_operations(step, candidate, fold_of(step, candidate))
+        return count_candidate(step, candidate, fold_of(step, candidate))
 
     def _lay_out(self, candidate: Candidate) -> None:
         """Lay a candidate out and report it; one with too many transfers is left out."""
@@ -134,8 +134,8 @@ class StepReports:
             return
         self._laid_out.add(candidate)
         step, orders = self.search.step, self.search.candidates.orders(candidate)
-        operations = self._count_operations(candidate)
-        with suppress(TooManyTasks), self._layout.measure(operations):
+        items = self._count_items(candidate)
+        with suppress(TooManyTasks), self._layout.measure(items):
             if step.problem.scope.split_backward:
                 # What a weight half needs may have no room.
                 report_valid(lay_out(step, candidate, orders, split=True), self.run)

@@ -184,7 +184,7 @@ def test_where_laying_out_takes_long_a_plan_without_it_is_kept(
     worse.lay_out_best()
     first = run.best()
     assert first is not None
-    monkeypatch.setattr(layout, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(layout, "ITEM_S", 1000.0)
     reports = step_reports.StepReports(StepSearch(step, run), run)
     list(reports.search.improve())
     assert reports.search.candidates.best[0].makespan_ns < first.pattern.period_total_ns

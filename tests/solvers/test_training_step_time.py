@@ -67,8 +67,8 @@ def test_what_takes_long_to_be_laid_out_is_laid_out_once(
         return laid_out[-1]
 
     monkeypatch.setattr(step_reports, "lay_out", note)
-    monkeypatch.setattr(layout, "OPERATION_S", 1000.0)
-    monkeypatch.setattr(grid_steps, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(layout, "ITEM_S", 1000.0)
+    monkeypatch.setattr(grid_steps, "ITEM_S", 1000.0)
     problem = problem_of(8)
     problem = replace(problem, scope=replace(problem.scope, allocation="contiguous"))
     run = Run(problem, time_limit=2.0)
@@ -180,7 +180,7 @@ def test_contiguous_stages_are_searched_alike_wherever_stages_may_lie(
     prove = solver._prove
     # What is read looks at the clock, too, and far more often for its time than a search does.
     monkeypatch.setattr(solver, "is_answered", lambda _: False)
-    monkeypatch.setattr(layout, "OPERATION_S", 0.0)
+    monkeypatch.setattr(layout, "ITEM_S", 0.0)
     monkeypatch.setattr(layout.LayoutTime, "measure", lambda *_: nullcontext())
     monkeypatch.setattr(solver, "search_contiguous", note)
     solve(replace(anywhere, scope=scope))
@@ -211,7 +211,7 @@ def test_what_is_shorter_than_all_contiguous_stages_comes_before_them(
 def test_folds_without_the_time_for_a_few_steps_are_left_out(
     monkeypatch: pytest.MonkeyPatch, time_limit: float | None
 ) -> None:
-    monkeypatch.setattr(fold_search, "OPERATION_S", 1000.0)
+    monkeypatch.setattr(fold_search, "ITEM_S", 1000.0)
     problem = problem_of(2)
     run = Run(problem, time_limit=time_limit, work_limit=100)
     assert any(fold_search.propose(problem, run)) is (time_limit is None)
@@ -294,8 +294,8 @@ def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
     chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
     problem = training_step(chain, Platform(16, 10**6, bandwidth=1), 16, widest_step(chain))
-    # One stage of 16 replicas has 32 operations and rings of 480 chunks, each as long as two.
-    seconds = layout.OPERATION_S * 500
+    # One stage of 16 replicas has 32 operations and rings of 480 chunks.
+    seconds = layout.ITEM_S * 500
     found = {len(plan.stages[0].gpus) for plan in grid_steps.propose(problem, seconds)}
     assert found
     assert max(found) < 16
@@ -303,11 +303,11 @@ def test_grids_with_rings_that_take_long_to_lay_out_are_left_out() -> None:
 
 
 def test_long_grids_are_laid_out_as_folds() -> None:
-    """In less time than a step takes that is spelled out, of 2,096 operations and chunks."""
+    """In less time than two stages take that are spelled out, with 6,152 items."""
     sizes = {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}
     chain = Chain(layers=tuple(layer(2 + n, 4, 16, 1, saved_bytes=3, **sizes) for n in range(4)))
     problem = training_step(chain, Platform(4, 10**6, bandwidth=1), 1024, widest_step(chain))
-    found = [*grid_steps.propose(problem, layout.OPERATION_S * 2090)]
+    found = [*grid_steps.propose(problem, layout.ITEM_S * 3080)]
     assert [check(plan) for plan in found] == [()] * len(found)
     folds = {len(plan.stages[0].gpus): plan.pattern.fold for plan in found}
     assert folds == {4: 4, 2: 2}

@@ -15,7 +15,7 @@ from schedopt.solving.clock import Pace
 from schedopt.solving.engines.cuts import EngineCuts, FirstLayers
 from schedopt.solving.engines.grid import Grid
 from schedopt.solving.engines.layout import (
-    count_operations,
+    count_of_grid,
     find_fold,
     has_expert_copies,
     is_spelled_out,
@@ -24,15 +24,15 @@ from schedopt.solving.engines.layout import (
 from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.late_sending import check_sent_late
 from schedopt.solving.local_search.compilation import COMPILATIONS, LOADING_S
-from schedopt.solving.replicas.layout import OPERATION_S, LayoutTime
+from schedopt.solving.replicas.layout import ITEM_S, LayoutTime
 from schedopt.solving.run import Run
 
 CLOSE: Final = 1000
 """A fold that is longer than its bound by at most such a part is not spelled out."""
 QUICK_S: Final = 0.5
 """Steps that are laid out in less are laid out at once."""
-LEAST_MEASURED: Final = 2_000
-"""The least operations of a step whose time tells how long others take to be laid out."""
+LEAST_MEASURED: Final = 4_000
+"""The least items of a step whose time tells how long others take to be laid out."""
 MOST_SPELLED_OUT: Final = 1_000_000
 """Of a step that is no fold: what has more operations and transfers is not laid out."""
 HOPE: Final = 500
@@ -113,12 +113,12 @@ class EngineAnswers:
 
     def is_long(self, grid: Grid) -> bool:
         """Whether it takes long to spell out a step on a grid."""
-        return OPERATION_S * count_operations(self.problem, grid) > QUICK_S
+        return ITEM_S * count_of_grid(self.problem, grid) > QUICK_S
 
     def _is_too_long(self, grid: Grid) -> bool:
         """Whether a step that is no fold for its copies of experts cannot be spelled out."""
-        operations = count_operations(self.problem, grid)
-        return has_expert_copies(self.problem, grid) and operations > MOST_SPELLED_OUT
+        items = count_of_grid(self.problem, grid)
+        return has_expert_copies(self.problem, grid) and items > MOST_SPELLED_OUT
 
     def is_time(self) -> bool:
         """Whether there is just time for the shortest step that waits to be laid out."""
@@ -134,8 +134,8 @@ class EngineAnswers:
         """Return how long it takes to lay out a step on a grid; by default as it will be kept."""
         if folded is None:
             folded = not is_spelled_out(self.problem, grid)
-        operations = count_operations(self.problem, grid, folded=folded)
-        return self._laying_out.needed_s(operations) + self._reporting.needed_s(operations)
+        items = count_of_grid(self.problem, grid, folded=folded)
+        return self._laying_out.needed_s(items) + self._reporting.needed_s(items)
 
     def offer(self, cuts: EngineCuts, begins: FirstLayers) -> None:
         """Lay out a step, once, and report it if it is better and fits; later if it takes long.
@@ -315,8 +315,8 @@ class EngineAnswers:
 
         `least` is its bound, ns, if another order of its transfers is to be thought of.
         """
-        operations = count_operations(self.problem, cuts.grid, folded=folded)
-        with self._laying_out.measure(operations):
+        items = count_of_grid(self.problem, cuts.grid, folded=folded)
+        with self._laying_out.measure(items):
             plan = lay_out_step(self.problem, cuts.grid, cuts.stages(begins), folded=folded)
             has_room = fits(plan)
         length = plan.pattern.period_total_ns
@@ -332,7 +332,7 @@ class EngineAnswers:
         if not self.is_late(length):
             if least is not None:
                 plan = self._in_one_group(cuts, begins, plan, folded=folded)
-            with self._reporting.measure(operations):
+            with self._reporting.measure(items):
                 self.run.report(plan)
             self._limit = plan.pattern.period_total_ns
         return length

@@ -11,12 +11,12 @@ from schedopt.plan import Plan
 from schedopt.problem import Problem
 from schedopt.simulation.delaying import delay_transfers
 from schedopt.solving.engines.grid import Grid
-from schedopt.solving.replicas.layout import CHUNK, count_chunks, lay_out_turns
+from schedopt.solving.replicas.layout import count_chunks, count_items, lay_out_turns
 from schedopt.stage import Stage
 from schedopt.systems.flush_step import Turn
 from schedopt.systems.steps import engine_order, engine_step
 
-MOST_OPERATIONS: Final = 20_000
+MOST_ITEMS: Final = 40_000
 """Of a plan that is spelled out where it may be a fold."""
 
 
@@ -57,21 +57,20 @@ def lay_out_without_empty(problem: Problem, plan: Plan) -> Plan:
     return lay_out_turns(problem, [stages[number] for number in kept], left, fold=fold)
 
 
-def count_operations(problem: Problem, grid: Grid, *, folded: bool = False) -> int:
-    """Return how many operations a step has, or one part of its fold, about.
+def count_of_grid(problem: Problem, grid: Grid, *, folded: bool = False) -> int:
+    """Return how many items a step has, or one part of its fold, about.
 
     A fold does not spell out the chunks that go round rings.
     """
-    whole = (2 + (grid.recomputed > 0)) * grid.parts * (problem.scope.microbatches or 1)
     fold = find_fold(problem, grid) if folded else 1
-    if fold > 1:
-        return whole // fold
-    return whole + CHUNK * grid.parts * count_chunks(grid.replicas)
+    count, each = (problem.scope.microbatches or 1) // fold, 2 + (grid.recomputed > 0)
+    rings = grid.parts * count_chunks(grid.replicas) if fold == 1 else 0
+    return count_items(grid.parts, count, each) + rings
 
 
 def is_spelled_out(problem: Problem, grid: Grid) -> bool:
     """Whether a step is small enough to be spelled out, or cannot be a fold."""
-    return count_operations(problem, grid) <= MOST_OPERATIONS or find_fold(problem, grid) == 1
+    return count_of_grid(problem, grid) <= MOST_ITEMS or find_fold(problem, grid) == 1
 
 
 def has_expert_copies(problem: Problem, grid: Grid) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from schedopt.problem import Problem
 from schedopt.solving.engines.descent import NEVER, kick, nearest
 from schedopt.solving.engines.grid import Grid
-from schedopt.solving.engines.layout import count_operations
+from schedopt.solving.engines.layout import count_of_grid
 from schedopt.solving.engines.shape import EngineShape
 from schedopt.solving.run import Run
 
@@ -35,7 +35,7 @@ def make_shapes(
     bounds. Each grid stands behind what no step on it is shorter than, ns.
     """
     quickest = sorted(
-        range(len(grids)), key=lambda n: count_operations(problem, grids[n][1], folded=True)
+        range(len(grids)), key=lambda n: count_of_grid(problem, grids[n][1], folded=True)
     )
     made: dict[int, EngineShape] = {}
     for number in quickest:

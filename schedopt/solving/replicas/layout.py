@@ -24,39 +24,55 @@ if TYPE_CHECKING:
     from schedopt.solving.replicas.arrays import StepData
     from schedopt.solving.replicas.candidates import Candidate, StageChoice
 
-OPERATION_S: Final = 8.5e-5
-"""What a forward or backward takes in laying a step out and checking it, about, seconds."""
-LEAST_MEASURED: Final = 200
-"""The least operations of a step whose time tells how long others take to be laid out."""
-CHUNK: Final = 2
-"""How many operations a chunk that goes round a ring takes as long as, about."""
-MOST_WHOLE: Final = 1000
-"""Operations of a step, counted so, up to which all of it is laid out, and not a part of a fold."""
+ITEM_S: Final = 4.5e-5
+"""What an operation or transfer takes in laying a step out and checking it, about, seconds."""
+LEAST_MEASURED: Final = 400
+"""The least items of a step whose time tells how long others take to be laid out."""
+MOST_WHOLE: Final = 2000
+"""Items of a step up to which all of it is laid out, and not a part of a fold."""
 KINDS: Final[tuple[Kind, ...]] = ("F", "B", "R")
 """By the numbers of `schedopt.solving.replicas.timing`."""
 
 
 class LayoutTime:
-    """How long it takes to lay a step out and check it: by its operations, as it took last.
+    """How long it takes to lay a step out and check it: by its items, as it took last.
 
-    Forwards and backwards are operations, and a chunk of a ring counts as `CHUNK` of them.
+    Each operation is one, and each transfer, also that of a chunk which goes round a ring.
     """
 
     def __init__(self, least_measured: int = LEAST_MEASURED) -> None:
-        self._operation_s = OPERATION_S
+        self._item_s = ITEM_S
         self._least_measured = least_measured
 
-    def needed_s(self, operations: int) -> float:
-        """Return about how long it takes to lay out a step with this many operations, seconds."""
-        return self._operation_s * operations
+    def needed_s(self, items: int) -> float:
+        """Return about how long it takes to lay out a step with this many items, seconds."""
+        return self._item_s * items
 
     @contextmanager
-    def measure(self, operations: int) -> Iterator[None]:
-        """Measure how long that takes in this thread; a step of few operations does not count."""
+    def measure(self, items: int) -> Iterator[None]:
+        """Measure how long that takes in this thread; a step of few items does not count."""
         began = time.thread_time()
         yield
-        if operations >= self._least_measured:
-            self._operation_s = (time.thread_time() - began) / operations
+        if items >= self._least_measured:
+            self._item_s = (time.thread_time() - began) / items
+
+
+def count_items(stages: int, microbatches: int, each: int = 2) -> int:
+    """Return how many items a pipeline has: `each` operations of each stage and micro-batch.
+
+    And over each cut an activation and a gradient.
+    """
+    return microbatches * (each * stages + 2 * (stages - 1))
+
+
+def count_in_parts(stages: int, microbatches: int, parts: int, *, folded: bool) -> int:
+    """Return how many items a step of equal parts has, in each of which are all stages once.
+
+    Of a fold one part is counted, which has collectives in place of rings, and each GPU, since
+    others must be like it.
+    """
+    own = count_items(stages, microbatches // parts)
+    return own + parts * stages if folded else parts * own + stages * count_chunks(parts)
 
 
 def count_chunks(replicas: int) -> int:
@@ -73,23 +89,22 @@ def fold_of(step: StepData, candidate: Candidate) -> int:
         return step.machine.copies
     if not all(keeps_all(stage.shard) for stage in candidate.stages):
         return 1
-    is_long = count_operations(step, candidate, 1) > MOST_WHOLE
+    is_long = count_candidate(step, candidate, 1) > MOST_WHOLE
     return step.count_parts(candidate.stages) if is_long else 1
 
 
-def count_operations(step: StepData, candidate: Candidate, parts: int) -> int:
-    """Return how many operations a candidate of some parts has, about, as `LayoutTime` counts them.
+def count_candidate(step: StepData, candidate: Candidate, parts: int) -> int:
+    """Return how many items a candidate has, about, laid out as a fold of some parts.
 
     Where a stage runs layer by layer each layer has its own, and where it shares gradients each
-    comes with transfers of weights and gradients from and to all replicas. Of a fold one part is
-    counted, which has collectives in place of rings, and each GPU, since others must be like it.
+    comes with transfers of weights and gradients from and to all replicas.
     """
-    total = 0
+    count = step.count * step.machine.copies // parts
+    total = count_items(len(candidate.stages), count, each=0)
     for stage, again in zip(candidate.stages, candidate.recompute, strict=True):
         each = (2 + bool(again.runs)) * (1 if keeps_all(stage.shard) else stage.replicas)
-        rings = CHUNK * count_chunks(stage.replicas) if parts == 1 else stage.replicas
-        own = each * step.count * step.machine.copies // parts
-        total += len(list_parts(step.problem, stage, again)) * (own + rings)
+        rings = count_chunks(stage.replicas) if parts == 1 else stage.replicas
+        total += len(list_parts(step.problem, stage, again)) * (each * count + rings)
     return total
 
 
