@@ -22,6 +22,7 @@ from schedopt.reporting.tables import (
     stage_table,
 )
 from schedopt.result import Infeasibility, Result, best_bound
+from schedopt.solving.garbage_collection import pause_garbage_collection
 from schedopt.solving.registry import PARTITIONED
 from schedopt.solving.suggestions import suggest
 from schedopt.units import format_duration, format_gap, readable
@@ -63,6 +64,7 @@ def print_result(result: Result) -> None:
         make_console().print(f"{result.solver}: {readable(say_note(result.ladder[0].note))}")
 
 
+@pause_garbage_collection()
 def print_plan(result: Result) -> None:
     """Print stages, memory, period, bound, and what binds."""
     plan = result.plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from io import StringIO
 from pathlib import Path
 
@@ -10,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from schedopt import Chain, Platform, solve
+from schedopt.account import PlanReport
+from schedopt.cli import result_tables
 from schedopt.cli.printing import print_table
-from schedopt.reporting.tables import Table
+from schedopt.reporting.tables import Table, stage_table
 from tests.cli.commands import GPT2, run
+from tests.examples import layer
 
 FIGURES = ("Forward", "Backward", "In flight", "Used")
 NAME = "transformer.h.11: ln_1 to attn"
@@ -133,3 +138,20 @@ def test_help_shows_no_type_of_what_takes_no_value(typed: tuple[str, ...]) -> No
     assert "--help" in shown
     assert "bool" not in shown
     assert "----" not in shown
+
+
+def test_no_garbage_is_looked_for_while_a_long_step_is_accounted_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for: list[bool] = []
+
+    def note(report: PlanReport) -> Table:
+        looked_for.append(gc.isenabled())
+        return stage_table(report)
+
+    monkeypatch.setattr(result_tables, "stage_table", note)
+    assert gc.isenabled()
+    chain = Chain(layers=(layer(1, 2, 1, 1),) * 2)
+    result_tables.print_plan(solve(chain, Platform(2, 99), solver="even_split"))
+    assert looked_for == [False]
+    assert gc.isenabled()
