@@ -74,11 +74,13 @@ def solve(problem: Problem, run: Run) -> None:
     misses = 0
     for k in range(2, (problem.scope.max_k or LONGEST) + 1):
         for slots in count(k + 1):
+            if run.stopped() or run.settled():
+                return
             sparse = SparsePattern(k, slots)
             high = _longest_slot(sparse, problem, run)
             alone = high >= least
             packed = misses < MOST_MISSES and _may_pack(problem, high)
-            if not (alone or packed) or high < 1 or run.stopped() or run.settled():
+            if not (alone or packed) or high < 1:
                 break
             if gcd(k, slots) > 1:
                 continue

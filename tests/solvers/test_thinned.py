@@ -117,6 +117,26 @@ def test_alone_it_starts_from_one_micro_batch() -> None:
         solve(chain, platform, solver="thinned")
 
 
+def test_looks_at_no_more_patterns_once_it_should_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[SparsePattern] = []
+    problem = Problem(
+        chain=Chain(layers=(UNIT,) * 4), platform=Platform(4, 3), scope=Scope(max_k=1_000)
+    )
+    run = Run(problem)
+    run.begin("contiguous")
+    contiguous.solve(problem, run)
+
+    def longest_slot(sparse: SparsePattern, *_: object) -> int:
+        looked.append(sparse)
+        run.stop()
+        return 0
+
+    monkeypatch.setattr(thinned, "_longest_slot", longest_slot)
+    run.begin("thinned")
+    thinned.solve(problem, run)
+    assert looked == [SparsePattern(2, 3)]
+
+
 @pytest.mark.parametrize("backward", [1, 2])
 def test_a_fifth_stage_runs_where_another_idles(backward: int) -> None:
     # A micro-batch stays in the first layer for the work of all five, and there is room for two.
