@@ -20,14 +20,17 @@ class Stored:
     ----------
     load, text : str
         Of the class: "module:function" that reads one from a path, and that returns one as the
-        text of its file.
+        text of its file. A class derived from such a class need not name them: it has its files.
     """
 
     _load: ClassVar[str]
     _text: ClassVar[str]
 
-    def __init_subclass__(cls, *, load: str, text: str) -> None:
-        cls._load, cls._text = load, text
+    def __init_subclass__(cls, *, load: str | None = None, text: str | None = None) -> None:
+        if load is not None:
+            cls._load = load
+        if text is not None:
+            cls._text = text
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -38,8 +41,13 @@ class Stored:
         InputError
             Naming the file, the field, the rule and the way out.
         """
-        read: Self = find_function(cls._load)(path)
-        return read
+        read: Any = find_function(cls._load)(path)
+        if not isinstance(read, cls):
+            # The file says nothing of a derived class: what was read becomes one.
+            read, state = object.__new__(cls), read.__dict__
+            read.__dict__.update(state)
+        loaded: Self = read
+        return loaded
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, whole or not at all.
