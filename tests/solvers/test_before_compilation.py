@@ -9,6 +9,8 @@ from subprocess import Popen
 import pytest
 
 from schedopt import Chain, Platform, Scope, solve
+from schedopt.problem import Problem
+from schedopt.solving import Run
 from schedopt.solving.engines.order import EngineOrder
 from schedopt.solving.local_search import compilation
 from schedopt.solving.local_search.compilation import COMPILATIONS, Compilation
@@ -81,3 +83,20 @@ def test_a_plan_is_there_before_replicas_are_searched(
     # Without replicas: 5 + 1 + 2 + 1 on one GPU, or 2 + 1 + 3 + 1 on the other.
     assert result.period == 7
     assert compilation.NOT_READY in str(result.ladder[0].note)
+
+
+@pytest.mark.parametrize(
+    ("kept", "note"), [(True, compilation.NOT_LOADED), (False, compilation.NOT_READY)]
+)
+def test_the_next_solve_is_no_way_out_for_what_is_only_loaded(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, note: str
+) -> None:
+    room = COMPILATIONS["local_search"]
+    monkeypatch.setattr(Compilation, "is_kept", lambda _: kept)
+    monkeypatch.setattr(compilation, "_can_keep", lambda: True)
+    run = Run(Problem(chain=Chain(layers=(layer(1, 1, 1),)), platform=Platform(1, 9)))
+    run.begin("general")
+    run.stop()
+    search = Compilation("local_search", room.compile_all, room.entry)
+    assert not search.wait(run, late=False)
+    assert run.events.left_out == note

@@ -36,6 +36,8 @@ NOT_KEPT: Final = (
     "Name a folder that can be written in NUMBA_CACHE_DIR"
 )
 """The same where the next solve has it no sooner."""
+NOT_LOADED: Final = "the search was still being loaded, once in each process: give it more time"
+"""The same where it was compiled before."""
 POLL_S: Final = 0.05
 """How often a stop is looked for."""
 COMPILED_ROOMS: Final = (
@@ -127,6 +129,7 @@ class Compilation:
         """
         clock = run.clock
         begin, had = clock.seconds(), clock.remaining()
+        was_kept = self.is_kept() and not self.is_under_way()
 
         def needs_plan() -> bool:
             return run.must_answer and run.best() is None
@@ -148,7 +151,8 @@ class Compilation:
             loaded = not thread.is_alive() and goes_on()
         if not loaded:
             if not run.settled():
-                run.leave_out(NOT_READY if _can_keep() else NOT_KEPT)
+                missing = NOT_READY if _can_keep() else NOT_KEPT
+                run.leave_out(NOT_LOADED if was_kept else missing)
             return False
         waited = clock.seconds() - begin
         if had is not None and waited > LOADING_S:
