@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, zip_longest
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from schedopt.errors import InputError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.25
 """Of the time so far, that bounds have of one of the workers while the search finds something."""
+TIMES_OF_LONGER = 3
+"""Times as long as for k = 1 is spent on bounds of longer patterns: each question takes longer."""
 SHARE_BESIDE_WORK = 0.5
 """Of the time limit, after which bounds end that are proven beside a search with fixed work."""
 POLL_S = 0.02
@@ -163,9 +165,11 @@ def _bounds_meanwhile(
         try:
             # Plans that come when they come would make runs with a limit of work differ.
             with_plans = run.work_limit is None
-            asked = (relaxed_allocations(each, fork, with_plans=with_plans) for each in problems)
-            turns = zip_longest(*asked)
-            for found in chain.from_iterable(turns):
+            parts: dict[Iterator[Allocation], float] = {
+                relaxed_allocations(each, fork, with_plans=with_plans): part
+                for each, part in zip(problems, (TIMES_OF_LONGER, 1), strict=False)
+            }
+            for found in take_turns(parts, run.clock.seconds):
                 allocations.extend([found] if found else [])
                 proving_s += run.clock.seconds() - began
                 if recent.is_over():
@@ -190,3 +194,23 @@ def _bounds_meanwhile(
         thread.join()
     if failures:
         raise failures[0]
+
+
+def take_turns(
+    parts: Mapping[Iterator[Allocation], float], now: Callable[[], float]
+) -> Iterator[Allocation]:
+    """Yield what some iterators yield, each of which has a part of the time.
+
+    Next is the one that has had the least of it so far, and of equal ones the first.
+    """
+    had = dict.fromkeys(parts, 0.0)
+    while had:
+        one = min(had, key=had.__getitem__)
+        began = now()
+        try:
+            found = next(one)
+        except StopIteration:
+            del had[one]
+            continue
+        had[one] += (now() - began) / parts[one]
+        yield found

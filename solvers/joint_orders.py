@@ -16,6 +16,8 @@ from schedopt.solving.run import Run
 from schedopt.stage import Stage
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from schedopt.bounds.amounts import Amounts
     from schedopt.bounds.propagation import ForcedWork
     from schedopt.solving.all_gpus.allocations import Allocations
@@ -87,7 +89,7 @@ def find_joint(
 
 
 def shorten(
-    problem: Problem, amounts: Amounts, run: Run, most_work: float
+    problem: Problem, amounts: Amounts, run: Run, most_work: float, draw: Generator
 ) -> Iterator[tuple[Fraction, Callable[[ForcedWork], bool]]]:
     """Yield periods below that of the best plan, with what looks for allocations near it.
 
@@ -105,7 +107,7 @@ def shorten(
             return
 
         def look(forced: ForcedWork, longest: Fraction = before * (1 + around)) -> bool:
-            _look_nearby(problem, propagate(amounts, longest), forced, run, most_work)
+            _look_nearby(problem, propagate(amounts, longest), forced, run, most_work, draw)
             return False
 
         yield period, look
@@ -115,7 +117,12 @@ def shorten(
 
 
 def _look_nearby(
-    problem: Problem, around: ForcedWork | None, forced: ForcedWork, run: Run, most_work: float
+    problem: Problem,
+    around: ForcedWork | None,
+    forced: ForcedWork,
+    run: Run,
+    most_work: float,
+    draw: Generator,
 ) -> None:
     """Report a plan for a period if one is found of an allocation near that of the best plan."""
     from schedopt.solving.all_gpus.nearby import Nearby
@@ -125,7 +132,7 @@ def _look_nearby(
     if best is None or around is None or around.instants is None or forced.instants is None:
         return
     if GpuLimits.of(around).are_few():
-        nearby = Nearby(around, forced, best.stages, run.seed, run.stopped)
+        nearby = Nearby(around, forced, best.stages, draw, run.stopped)
         if nearby.find(max(LEAST_WORK, most_work)) is not None:
             _report_plan(problem, nearby, run)
 

@@ -18,8 +18,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
+from numpy.random import default_rng
+
 from schedopt.bounds.amounts import Amounts
-from schedopt.bounds.load import load_bound
+from schedopt.bounds.load import load_bound, one_after_the_other_ns
 from schedopt.bounds.propagation import ForcedWork, is_propagated, proof_of, propagate
 from schedopt.bounds.scopes import period_below, period_between, refuted_bound
 from schedopt.interrupts import Stopped, raise_if_stopped
@@ -99,23 +101,6 @@ def relaxed_allocations(
         search.compile()
 
 
-def one_after_the_other_ns(problem: Problem) -> Fraction:
-    """Return a period that is possible on any allocation on which there is a plan at all, ns.
-
-    One micro-batch after the other, and its operations in the order that they have in the plan,
-    hold no more than the plan does.
-    """
-    platform, layers = problem.platform, problem.chain.layers
-    slowest = min(platform.gpus, key=lambda gpu: gpu.speed)
-    total = 0
-    for layer in layers:
-        halves = (layer.backward_input_ns, layer.backward_weight_ns)
-        backs = [layer.backward_ns, *(half or 0 for half in halves)]
-        total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
-        total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
-    return Fraction(max(1, total))
-
-
 def decide(
     model: RelaxationModel, run: Run, most_work: float, seed: int | None = None
 ) -> tuple[int, tuple[Stage, ...]]:
@@ -169,6 +154,8 @@ class _Search:
         Whether some period was not answered in this round.
     is_first : bool
         Whether the local search is compiled meanwhile: nothing else is, until the run ends.
+    draw : numpy.random.Generator
+        Of walks over allocations, so that none repeats another.
     start, found : tuple of Stage
         The last allocation that the relaxation allows, or that of a plan; that of the last answer.
     instants : FittingInstants or None
@@ -190,6 +177,7 @@ class _Search:
         self.instants: FittingInstants | None = None
         self.round, self.work, self.is_open = 0, FIRST_WORK, False
         self.is_first = COMPILATIONS["local_search"].is_under_way()
+        self.draw = default_rng(run.seed)
 
     def questions(self) -> Iterator[Question]:
         """Yield periods with what may refute them, round by round, until all is answered.
@@ -207,20 +195,28 @@ class _Search:
             if not self.round:
                 yield from self.force()
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
-            if "all_gpus" in rooms and self.with_plans:
-                yield from shorten(self.problem, self.amounts, self.run, GROWTH * self.work)
+            looks_nearby = "all_gpus" in rooms and self.with_plans
+            looks_at_all = "all_gpus" in rooms and are_few_sets(self.problem)
+            if looks_nearby and not looks_at_all:
+                yield from self.look_nearby()
             if not self.problem.scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE and not self.is_first:
                 self.compile()
-            if "all_gpus" in rooms and are_few_sets(self.problem):
+            if looks_at_all:
                 yield from self.climb(self._join, most_open=1)
+                if looks_nearby:
+                    yield from self.look_nearby()
             if "one_gpu" in rooms:
                 yield from self.climb(self._order, most_open=1)
             yield from self.halve()
             yield from self.climb(self._relax)
             if not self.is_open:
                 return
+
+    def look_nearby(self) -> Iterator[Question]:
+        """Yield periods below that of the best plan, with what looks for allocations near it."""
+        yield from shorten(self.problem, self.amounts, self.run, GROWTH * self.work, self.draw)
 
     def force(self) -> Iterator[Question]:
         """Yield periods in the middle of what is open to what they force alone, which is quick."""
@@ -325,8 +321,8 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        most_work = max(JOIN_WORK, GROWTH * self.work)
-        found = find_joint(self.problem, forced, self.run, most_work, with_plan=self.with_plans)
+        most_work, with_plan = max(JOIN_WORK, GROWTH * self.work), self.with_plans
+        found = find_joint(self.problem, forced, self.run, most_work, with_plan=with_plan)
         if found is None:
             self.is_open = True
         elif found:

@@ -57,6 +57,23 @@ def longest_layer_ns(problem: Problem) -> int:
     return max(_layers_ns(problem))
 
 
+def one_after_the_other_ns(problem: Problem) -> Fraction:
+    """Return a period that is possible on any allocation on which there is a plan at all, ns.
+
+    One micro-batch after the other, and its operations in the order that they have in the plan,
+    hold no more than the plan does.
+    """
+    platform, layers = problem.platform, problem.chain.layers
+    slowest = min(platform.gpus, key=lambda gpu: gpu.speed)
+    total = 0
+    for layer in layers:
+        halves = (layer.backward_input_ns, layer.backward_weight_ns)
+        backs = [layer.backward_ns, *(half or 0 for half in halves)]
+        total += 2 * slowest.duration_ns(layer.forward_ns) + sum(map(slowest.duration_ns, backs))
+        total += 2 * platform.longest_transfer_ns(layer.activation_bytes)
+    return Fraction(max(1, total))
+
+
 def _layers_ns(problem: Problem) -> list[int]:
     """Return how long each layer takes on the fastest GPU, ns."""
     fastest = max(problem.platform.gpus, key=lambda gpu: gpu.speed)

@@ -16,10 +16,10 @@ from schedopt.bounds import load_bound, propagation_bound
 from schedopt.bounds.amounts import Amounts, Scaled
 from schedopt.bounds.instant_counts import Ways
 from schedopt.bounds.instants import Instants
+from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.pairs import Gap, Pair
 from schedopt.bounds.propagation import propagate
 from schedopt.proofs import ProofKind
-from schedopt.solvers.relaxation import one_after_the_other_ns
 from tests.bounds.every_plan import has_plan
 from tests.bounds.linked import linked_problems
 from tests.budgets import trials

@@ -71,6 +71,26 @@ def test_bounds_end_after_their_share_beside_fixed_work(monkeypatch: pytest.Monk
     assert len(asked) == 3
 
 
+def test_bounds_share_the_time_however_long_their_questions_take() -> None:
+    now_s, asked = 0.0, list[str]()
+
+    def take(name: str, each_s: float) -> Iterator[tuple[Stage, ...]]:
+        nonlocal now_s
+        for _ in range(60):
+            now_s += each_s
+            asked.append(name)
+            yield ()
+
+    of_longer, of_1 = take("longer", 6.0), take("k = 1", 0.5)
+    turns = general.take_turns({of_longer: 2, of_1: 1}, lambda: now_s)
+    for _ in range(40):
+        next(turns)
+    assert asked[0] == "longer"
+    assert 6.0 * asked.count("longer") == pytest.approx(2 * 0.5 * asked.count("k = 1"), abs=6)
+    # What is left goes on alone.
+    assert len([*turns]) == 2 * 60 - 40
+
+
 def test_a_plan_that_comes_with_bounds_is_one_of_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ from schedopt import (
 )
 from schedopt.bounds import lower_bounds, propagation_bound
 from schedopt.bounds.amounts import Amounts
-from schedopt.bounds.load import load_bound
+from schedopt.bounds.load import load_bound, one_after_the_other_ns
 from schedopt.bounds.propagation import propagate
 from schedopt.bounds.scopes import CLOSE
 from schedopt.rule import Rule
@@ -40,7 +40,6 @@ from schedopt.solvers.relaxation import (
     PACK_WORK,
     ROUNDS,
     _Search,
-    one_after_the_other_ns,
     relaxed_allocations,
 )
 from schedopt.solving.cp_sat import solve_model

@@ -157,7 +157,7 @@ def test_plans_of_allocations_near_the_best_one_are_shorter() -> None:
     run.report_if_valid(start)
     before = run.period()
     assert before is not None
-    for period, look in shorten(VIT_ON_4, amounts, run, 1.0):
+    for period, look in shorten(VIT_ON_4, amounts, run, 1.0, np.random.default_rng(0)):
         forced = propagate(amounts, period)
         assert forced is not None
         assert not look(forced)
@@ -178,7 +178,7 @@ def test_nothing_is_looked_for_near_a_plan_whose_gpus_idle() -> None:
     assert plan is not None
     run.report_if_valid(plan)
     assert run.period() is not None
-    assert not list(shorten(idle, Amounts(idle, LARGEST), run, 1.0))
+    assert not list(shorten(idle, Amounts(idle, LARGEST), run, 1.0, np.random.default_rng(0)))
 
 
 def test_of_few_layers_the_best_allocation_is_found_even_where_gpus_idle() -> None:
@@ -193,7 +193,7 @@ def test_of_few_layers_the_best_allocation_is_found_even_where_gpus_idle() -> No
     plan = place_stages(replace(few, scope=scope, stages=quarters), run)
     assert plan is not None
     run.report_if_valid(plan)
-    for period, look in shorten(few, amounts, run, 1.0):
+    for period, look in shorten(few, amounts, run, 1.0, np.random.default_rng(0)):
         forced = propagate(amounts, period)
         assert forced is None or not look(forced)
     best, found = run.best(), run.period()

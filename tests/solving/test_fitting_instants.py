@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bounds import load_bound, lower_bounds
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.propagation import propagate
 from schedopt.solvers.relaxation import (
     LARGEST,
     decide,
-    one_after_the_other_ns,
     relaxed_allocations,
 )
 from schedopt.solving.cp_sat import LARGEST_SUM

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from schedopt import Platform, Problem, Scope
 from schedopt.bounds import load_bound
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.propagation import ForcedWork, propagate
 from schedopt.formats import load_chain
 from schedopt.interrupts import Stopped
@@ -25,7 +26,6 @@ from schedopt.solvers.ordered_columns import OrderedColumns
 from schedopt.solvers.relaxation import (
     BY_ORDERS,
     LARGEST,
-    one_after_the_other_ns,
     relaxed_allocations,
 )
 from schedopt.solving.local_search.compilation import COMPILATIONS

@@ -15,8 +15,9 @@ from ortools.sat.python import cp_model
 from schedopt import Chain, Platform, Problem, Scope
 from schedopt.bounds import load_bound
 from schedopt.bounds.amounts import Amounts
+from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.propagation import ForcedWork, propagate
-from schedopt.solvers.relaxation import LARGEST, decide, one_after_the_other_ns
+from schedopt.solvers.relaxation import LARGEST, decide
 from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
 from schedopt.solving.relaxation import RelaxationModel
 from schedopt.solving.run import Run

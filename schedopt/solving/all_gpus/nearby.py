@@ -37,7 +37,7 @@ class Nearby:
         that all allocations keep within, and at a shorter one that is looked for.
     stages : sequence of Stage
         Where the walk begins.
-    seed : int
+    seed : int or numpy.random.Generator
     stopped : callable, optional
         Says when to give up, by `interrupts.Stopped`.
     """
@@ -47,7 +47,7 @@ class Nearby:
         around: ForcedWork,
         forced: ForcedWork,
         stages: Sequence[Stage],
-        seed: int,
+        seed: int | np.random.Generator,
         stopped: Callable[[], bool] = never_stop,
     ) -> None:
         chain, limits = forced.scaled.problem.chain, GpuLimits.of(around)
