@@ -33,7 +33,7 @@ Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.25
 """Of the time so far, that bounds have of one of the workers while the search finds something."""
 TIMES_OF_LONGER = 3
-"""Times as long as for k = 1 is spent on bounds of longer patterns: each question takes longer."""
+"""Times the share of bounds for k = 1 that those of longer patterns have: these take longer."""
 SHARE_BESIDE_WORK = 0.5
 """Of the time limit, after which bounds end that are proven beside a search with fixed work."""
 POLL_S = 0.02

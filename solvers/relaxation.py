@@ -321,8 +321,8 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        most_work, with_plan = max(JOIN_WORK, GROWTH * self.work), self.with_plans
-        found = find_joint(self.problem, forced, self.run, most_work, with_plan=with_plan)
+        most_work = max(JOIN_WORK, GROWTH * self.work)
+        found = find_joint(self.problem, forced, self.run, most_work, with_plan=self.with_plans)
         if found is None:
             self.is_open = True
         elif found:
