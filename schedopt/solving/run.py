@@ -28,6 +28,10 @@ NEAR: Final = 2
 """Gaps above the best: if the period is proven to be so near, k = 1 leaves little to find."""
 LITTLE: Final = Fraction(2, 1000)
 """Above this no more than one gap is little: who allows a larger one wants it reached."""
+OPEN: Final = Fraction(1, 100)
+"""Gap of all patterns above which a turn that finds nothing goes on for longer, in proportion."""
+MOST_TIMES: Final = 3
+"""Times as long as below that, at most."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ class Run:
         Of the solver at work.
     idle_share : float or None
         Once the best has k = 1, and little is left to find with that (`NEAR`), a turn ends when
-        nothing better was found for this share of the limit; None: it does not.
+        nothing better was found for this share of the limit, or up to `MOST_TIMES` as much where
+        longer patterns leave more open; None: it does not.
     kept : dict of str to Any
         What solvers keep for a later turn of theirs, by their names: forks share it.
     must_answer : bool
@@ -347,8 +352,13 @@ class Run:
         if self.idle_share is None or best is None or bound is None:
             return
         gap = self.incumbent.gap
-        near = best.pattern.period <= bound * (1 + max(gap, min(NEAR * gap, LITTLE)))
-        self.clock.end_turn_in(self.idle_share if near and best.pattern.k == 1 else None)
+        period, any_k = best.pattern.period, self.bound()
+        near = period <= bound * (1 + max(gap, min(NEAR * gap, LITTLE)))
+        if not near or best.pattern.k != 1 or any_k is None:
+            self.clock.end_turn_in(None)
+            return
+        times = (period / any_k - 1) / OPEN
+        self.clock.end_turn_in(self.idle_share * float(max(1, min(times, MOST_TIMES))))
 
     def _name_claimant(self, proof: Proof | str) -> Proof | str:
         claimant = self.events.claimant

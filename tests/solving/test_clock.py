@@ -237,19 +237,42 @@ def test_longer_patterns_are_searched_on_where_they_are_better(
     now = 10.0
     assert not run.stopped()
     run.report_bound(short.pattern.period / far, Scope(), "by hand")
-    now = 17.0
+    now = 30.0
     assert not run.stopped()
     now = 10.0
     run.report_bound(short.pattern.period / near, Scope(), "by hand")
-    now = 14.0
+    now = 24.0
     run.report_bound(1, scope, "by hand")
     run.report(short)
-    now = 15.0
+    assert not run.stopped()
+    now = 25.0
     assert run.stopped()
     run.begin("general")
     run.report(long)
-    now = 25.0
+    now = 60.0
     assert not run.stopped()
+
+
+@pytest.mark.parametrize(("above", "seconds"), [(5, 10), (10, 10), (20, 20), (30, 30), (80, 30)])
+def test_the_more_is_open_the_longer_patterns_are_looked_for_in_vain(
+    above: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By how much the plan is above the bound for k = 2, in thousandths."""
+    now = 0.0
+    monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
+    scope = replace(PROBLEM.scope, max_k=2)
+    plan = plan_of(solve(PROBLEM.chain, PROBLEM.platform, scope=replace(scope, max_k=1)))
+    period = plan.pattern.period
+    run = Run(replace(PROBLEM, scope=scope), time_limit=100)
+    run.idle_share = 0.1
+    run.begin("general")
+    run.report(plan)
+    run.report_bound(period, replace(scope, max_k=1), "by hand")
+    run.report_bound(period / (1 + Fraction(above, 1000)), scope, "by hand")
+    now = seconds - 0.5
+    assert not run.stopped()
+    now = seconds + 0.5
+    assert run.stopped()
 
 
 def test_a_fork_of_a_run_shares_what_is_known_and_a_subrun_does_not() -> None:
