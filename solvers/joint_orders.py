@@ -44,13 +44,15 @@ MOST_FAILURES: Final = 2
 def rooms_of_orders(problem: Problem) -> tuple[str, ...]:
     """Return the rooms of `schedopt.solving` that speak of a problem, of those about orders.
 
-    All need whole backwards without recompute; what looks at all GPUs also k = 1.
+    All need whole backwards without recompute. What looks at all GPUs finds plans for k = 1 alone;
+    for k = 2 it looks at all allocations or at none.
     """
     scope = problem.scope
     if not have_instants(scope) or scope.recompute or scope.split_backward:
         return ()
     few = len(problem.chain.layers) <= MOST_LAYERS
-    return ("one_gpu", "all_gpus") if few and scope.max_k == 1 else ("one_gpu",)
+    joint = few and (scope.max_k == 1 or are_few_sets(problem))
+    return ("one_gpu", "all_gpus") if joint else ("one_gpu",)
 
 
 def are_few_sets(problem: Problem) -> bool:
@@ -62,9 +64,10 @@ def are_few_sets(problem: Problem) -> bool:
 def find_joint(
     problem: Problem, forced: ForcedWork, run: Run, most_work: float, *, with_plan: bool
 ) -> tuple[Stage, ...] | None:
-    """Return an allocation whose GPUs have orders that agree; `with_plan` reports a plan of it.
+    """Return an allocation whose GPUs have orders that agree, for k up to 2.
 
     It is empty if there is none, so that the period is refuted; None if that is not known.
+    `with_plan` reports a plan of it, for k = 1.
 
     Raises
     ------
@@ -83,7 +86,7 @@ def find_joint(
     holds = allocations.find(most_work)
     if holds is None or not len(holds):
         return None if holds is None else ()
-    if with_plan:
+    if with_plan and problem.scope.max_k == 1:
         _report_plan(problem, allocations, run)
     return as_stages(holds)
 

@@ -4,10 +4,10 @@ Counts, spans and sums are kept, orders are left out (`schedopt.solving.relaxati
 is impossible there, or even if GPUs may hold parts of what fits them
 (`schedopt.solving.packing_columns`), is a bound for every allocation, and for every k where nothing
 is counted at instants (`schedopt.bounds.instants`). So is one at which these parts must have an
-order on their GPU (`schedopt.solving.one_gpu`), for k up to 2; and for k = 1, where GPUs have few
-layers, one at which no allocation has orders on all of them that agree
-(`schedopt.solvers.joint_orders`). Periods are asked about between the bound and the best plan, each
-time with limited work, which does not depend on what else runs.
+order on their GPU (`schedopt.solving.one_gpu`); and, where GPUs have few layers, one at which no
+allocation has orders on all of them that agree (`schedopt.solvers.joint_orders`): both for k up to
+2. Periods are asked about between the bound and the best plan, each time with limited work, which
+does not depend on what else runs.
 """
 
 from __future__ import annotations
@@ -185,6 +185,7 @@ class _Search:
         Without a plan that of one micro-batch after the other comes first. Columns say nothing with
         recompute: where it was tried it took seconds and refuted little.
         """
+        scope = self.problem.scope
         for self.round in range(ROUNDS):
             self.work, self.is_open = FIRST_WORK * GROWTH**self.round, False
             self.unpacked = self.packed
@@ -195,11 +196,11 @@ class _Search:
             if not self.round:
                 yield from self.force()
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
-            looks_nearby = "all_gpus" in rooms and self.with_plans
+            looks_nearby = "all_gpus" in rooms and self.with_plans and scope.max_k == 1
             looks_at_all = "all_gpus" in rooms and are_few_sets(self.problem)
             if looks_nearby and not looks_at_all:
                 yield from self.look_nearby()
-            if not self.problem.scope.recompute:
+            if not scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE and not self.is_first:
                 self.compile()

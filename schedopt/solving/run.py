@@ -30,7 +30,7 @@ LITTLE: Final = Fraction(2, 1000)
 """Above this no more than one gap is little: who allows a larger one wants it reached."""
 OPEN: Final = Fraction(1, 100)
 """Gap of all patterns above which a turn that finds nothing goes on for longer, in proportion."""
-MOST_TIMES: Final = 3
+MOST_TIMES: Final = 3.0
 """Times as long as below that, at most."""
 
 
@@ -357,8 +357,8 @@ class Run:
         if not near or best.pattern.k != 1 or any_k is None:
             self.clock.end_turn_in(None)
             return
-        times = (period / any_k - 1) / OPEN
-        self.clock.end_turn_in(self.idle_share * float(max(1, min(times, MOST_TIMES))))
+        times = float((period / any_k - 1) / OPEN)
+        self.clock.end_turn_in(self.idle_share * max(1.0, min(times, MOST_TIMES)))
 
     def _name_claimant(self, proof: Proof | str) -> Proof | str:
         claimant = self.events.claimant

@@ -50,11 +50,12 @@ def spread_out(problem: Problem) -> list[Stage]:
     return [Stage(layers=(layer, layer), gpus=(layer % gpus,)) for layer in range(layers)]
 
 
+@pytest.mark.parametrize("k", [1, 2])
 @trials(400)
 @given(data=st.data())
-def test_no_plan_has_a_period_that_allocations_refute(data: st.DataObject) -> None:
-    problem = data.draw(linked_problems(longest=4))
-    problem = replace(problem, scope=replace(problem.scope, max_k=1))
+def test_no_plan_has_a_period_that_allocations_refute(data: st.DataObject, k: int) -> None:
+    problem = data.draw(linked_problems(longest=5 - k))
+    problem = replace(problem, scope=replace(problem.scope, max_k=k))
     forced = forced_by(problem)
     if forced is None:
         return
@@ -78,6 +79,17 @@ def test_orders_that_agree_rule_out_what_orders_of_each_gpu_allow() -> None:
     assert len(holds) == 0
 
 
+def test_allocations_refute_patterns_of_two_micro_batches_nearly_as_quickly() -> None:
+    longer = replace(VIT_ON_8, scope=Scope.usual())
+    forced = propagate(Amounts(longer, LARGEST), Fraction(330_000_000))
+    assert forced is not None
+    limits, orders = orders_of(forced)
+    assert PackingColumns(limits, 8, Run(longer, workers=1), (), orders).may_hold_all(5) is True
+    holds = Allocations(forced, orders).find(1)
+    assert holds is not None
+    assert len(holds) == 0
+
+
 def test_allocations_with_orders_that_agree_are_plans() -> None:
     for room in rooms_of_orders(VIT_ON_8):
         COMPILATIONS[room].compile_here()
@@ -93,12 +105,13 @@ def test_allocations_with_orders_that_agree_are_plans() -> None:
     assert bound < plan.pattern.period < 385_000_000
 
 
-def test_all_gpus_are_looked_at_for_patterns_of_one_micro_batch() -> None:
-    assert rooms_of_orders(VIT_ON_8) == ("one_gpu", "all_gpus")
+def test_all_gpus_are_looked_at_for_short_chains_or_few_allocations() -> None:
+    assert rooms_of_orders(VIT_ON_8) == rooms_of_orders(VIT_ON_4) == ("one_gpu", "all_gpus")
     long = replace(VIT_ON_8, chain=replace(VIT, layers=VIT.layers * 3))
     assert rooms_of_orders(long) == ("one_gpu",)
-    longer = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, max_k=2))
-    assert rooms_of_orders(longer) == ("one_gpu",)
+    on_8, on_4 = (replace(each, scope=Scope.usual()) for each in (VIT_ON_8, VIT_ON_4))
+    assert rooms_of_orders(on_8) == ("one_gpu", "all_gpus")
+    assert rooms_of_orders(on_4) == ("one_gpu",)
     again = replace(VIT_ON_8, scope=replace(VIT_ON_8.scope, recompute=True))
     assert rooms_of_orders(again) == ()
 

@@ -62,7 +62,7 @@ class Allocations:
     Parameters
     ----------
     forced : ForcedWork
-        With instants, of a problem with k = 1, without recompute and split backwards.
+        With instants, of a problem without recompute and split backwards.
     orders : GpuOrders
         Of each GPU, for the same.
     stopped : callable, optional
@@ -77,7 +77,7 @@ class Allocations:
     ) -> None:
         self.problem, self.orders, self.stopped = forced.scaled.problem, orders, stopped
         self.data = make_joint_data(forced, orders, MOST_DONE)
-        self.scratch = make_joint_scratch(len(forced.scaled.weight))
+        self.scratch = make_joint_scratch(self.data.each.k, len(forced.scaled.weight))
 
     @property
     def work(self) -> float:

@@ -62,7 +62,7 @@ class Nearby:
             first[list(group)] = min(group)
         self.layers = Layers(first, np.ascontiguousarray(limits.sizes), UNITS, self.gpus)
         self.owner = np.array([stage.gpus[0] for stage in stages for _ in _layers_of(stage)])
-        self.scratch = make_joint_scratch(count)
+        self.scratch = make_joint_scratch(1, count)
         self._draw = np.random.default_rng(seed)
 
     @property

@@ -1,7 +1,8 @@
 """Whether the operations of several GPUs have orders that agree on times, compiled.
 
 Distances are those of the layers of all GPUs together: what one GPU makes a layer wait for
-lengthens the ways of layers on others. Here k is 1.
+lengthens the ways of layers on others. With k = 2 no micro-batch overtakes another one, as on one
+GPU (`schedopt.solving.one_gpu.orders`): sorted starts keep all distances, those between GPUs too.
 
 What a GPU holds is known whole: behind each of its layers whose next one it does not hold, there
 and back, there is a transfer, and a layer whose last one it does not hold saves its input as well.
@@ -23,7 +24,7 @@ from schedopt.solving.disjunctive.distances import (
     make_scratch,
 )
 from schedopt.solving.local_search.njit import njit_kernel
-from schedopt.solving.one_gpu.orders import GpuData
+from schedopt.solving.one_gpu.orders import GpuData, take_turns
 
 Array = npt.NDArray[np.int64]
 
@@ -34,7 +35,6 @@ class JointData(NamedTuple):
     Parameters
     ----------
     each : GpuData
-        Of a problem with k = 1.
     entered : (L,) array
         What a layer saves on top behind a layer of another GPU.
     sent : (L,) array
@@ -70,9 +70,9 @@ class JointScratch(NamedTuple):
     done: Array
 
 
-def make_joint_scratch(layers: int) -> JointScratch:
+def make_joint_scratch(k: int, layers: int) -> JointScratch:
     """Return the scratch of questions about a chain of so many layers."""
-    each = make_scratch(1, layers)
+    each = make_scratch(k, layers)
     return JointScratch(
         each=each,
         owner=np.full(layers, -1, dtype=np.int64),
@@ -106,22 +106,24 @@ def _read(data: JointData, scratch: JointScratch) -> int:
                 saved += data.entered[layer]
             own.layers[found], own.saved[found] = layer, saved
             found += 1
-    for forward in range(found):
-        layer, backward = own.layers[forward], forward + found
+    for place in range(found):
+        layer = own.layers[place]
         gpu = owner[layer]
-        own.gpu[forward] = own.gpu[backward] = gpu
-        own.length[forward], own.length[backward] = each.ahead[layer], each.back[layer]
-        beside = scratch.weight[gpu] + each.workspace[layer]
-        own.beside[forward] = own.beside[backward] = beside
+        own.beside[place] = own.beside[place + found] = scratch.weight[gpu] + each.workspace[layer]
+        for number in range(each.k):
+            forward = 2 * number * found + place
+            backward = forward + found
+            own.gpu[forward] = own.gpu[backward] = gpu
+            own.length[forward], own.length[backward] = each.ahead[layer], each.back[layer]
     return found
 
 
 @njit_kernel
-def _add_ways(layers: int, data: JointData, scratch: JointScratch) -> bool:
+def _add_ways(layers: int, k: int, data: JointData, scratch: JointScratch) -> bool:
     """Let micro-batches take the time that they need; False if they cannot."""
     each, owner, spans = data.each, scratch.owner, scratch.spans
     behind, own, done, count = scratch.each.behind[0], scratch.each.layers, scratch.done, 2 * layers
-    clear_distances(count, scratch.each)
+    clear_distances(k * count, scratch.each)
     for layer in range(len(owner) - 1, -1, -1):
         through = each.ahead[layer] + each.back[layer] + 2 * _sent_behind(layer, data, owner)
         spans[layer] = max(each.spans[layer], spans[layer + 1] + through)
@@ -149,15 +151,38 @@ def _add_ways(layers: int, data: JointData, scratch: JointScratch) -> bool:
 
 
 @njit_kernel
+def _add_second(layers: int, period: int, scratch: JointScratch) -> bool:
+    """Let a second micro-batch of each period take as long; False if it cannot."""
+    behind, count = scratch.each.behind[0], 2 * layers
+    for one in range(count):
+        for other in range(count):
+            behind[count + one, count + other] = behind[one, other]
+    return take_turns(layers, period, scratch.each)
+
+
+@njit_kernel
 def find_joint_order(data: JointData, scratch: JointScratch) -> int:
     """Return whether layers with an owner have orders at once: one of `NO_ORDER` and the like.
 
-    If they have, their starts are those of scratch.
+    If they have, their starts are those of scratch. Of two micro-batches an even pattern is looked
+    for first, as by `find_order`.
     """
-    layers, each = _read(data, scratch), data.each
+    layers = _read(data, scratch)
     if layers == 0:
         return ORDER
-    if not _add_ways(layers, data, scratch):
+    if data.each.k == 2 and _find_order(layers, 1, data, scratch) == ORDER:
+        return ORDER
+    return _find_order(layers, data.each.k, data, scratch)
+
+
+@njit_kernel
+def _find_order(layers: int, k: int, data: JointData, scratch: JointScratch) -> int:
+    """Return whether the layers that were read have orders with so many micro-batches."""
+    each = data.each
+    period = each.period // each.k * k
+    if not _add_ways(layers, k, data, scratch):
+        return NO_ORDER
+    if k == 2 and not _add_second(layers, period, scratch):
         return NO_ORDER
     until = scratch.done[0] + each.most_done
-    return search(Question(layers, each.k, each.period, each.room, until), scratch.each)
+    return search(Question(layers, k, period, each.room, until), scratch.each)

@@ -149,53 +149,76 @@ def read_layers(layers: Flags, data: GpuData, scratch: Scratch) -> int:
 
 
 @njit_kernel
-def _read_distances(layers: int, data: GpuData, scratch: Scratch) -> None:
-    """Read what is known of the distances between the operations of the layers that were read."""
+def _read_distances(layers: int, k: int, data: GpuData, scratch: Scratch) -> None:
+    """Read what is known of the distances between the operations of the layers that were read.
+
+    With k = 1 and data of k = 2 that is an even pattern, in which the next one comes after T.
+    """
     all_layers, own, behind = len(data.ahead), scratch.layers, scratch.behind[0]
-    clear_distances(2 * data.k * layers, scratch)
-    scratch.done[0] += data.k * 4 * layers * layers
+    turn = data.period // data.k
+    clear_distances(2 * k * layers, scratch)
+    scratch.done[0] += k * 4 * layers * layers
     for one in range(2 * layers):
         row = own[one % layers] + one // layers * all_layers
         for other in range(2 * layers):
-            least = data.behind[row, own[other % layers] + other // layers * all_layers]
-            for number in range(data.k):
+            column = own[other % layers] + other // layers * all_layers
+            least = data.behind[row, column]
+            crossed = data.crossed[row, column] if data.k == 2 else NONE
+            if k < data.k:
+                least = max(least, crossed - turn)
+            for number in range(k):
                 first = number * 2 * layers
                 behind[first + one, first + other] = least
-            if data.k == 2:
-                least = data.crossed[row, own[other % layers] + other // layers * all_layers]
-                if least > NONE:
-                    behind[one, 2 * layers + other] = least
-                    behind[2 * layers + one, other] = least - data.period
+            if k == 2 and crossed > NONE:
+                behind[one, 2 * layers + other] = crossed
+                behind[2 * layers + one, other] = crossed - data.period
+
+
+@njit_kernel
+def take_turns(layers: int, period: int, scratch: Scratch) -> bool:
+    """Let each operation run for two micro-batches in turn; False if it cannot.
+
+    After half of a period the names swap: the second one enters no later than that.
+    """
+    behind, count, done = scratch.behind[0], 4 * layers, scratch.done
+    if not add_distance(behind, count, 2 * layers, 0, -(period // 2), done):
+        return False
+    for first in range(2 * layers):
+        second, length = first + 2 * layers, scratch.length[first]
+        if not add_distance(behind, count, first, second, length, done):
+            return False
+        if not add_distance(behind, count, second, first, length - period, done):
+            return False
+    return True
 
 
 @njit_kernel
 def find_order(layers: int, data: GpuData, scratch: Scratch) -> int:
     """Return whether the layers that were read have an order: one of `NO_ORDER` and the like.
 
-    Where there are more than scratch has place for, that is not known.
+    Where there are more than scratch has place for, that is not known. Of two micro-batches an even
+    pattern is looked for first, which is quick, and most layers that have any order have one.
     """
+    if data.k == 2 and _find_order(layers, 1, data, scratch) == ORDER:
+        return ORDER
+    return _find_order(layers, data.k, data, scratch)
+
+
+@njit_kernel
+def _find_order(layers: int, k: int, data: GpuData, scratch: Scratch) -> int:
+    """Return whether the layers that were read have an order with so many micro-batches."""
     if layers == 0:
         return ORDER
     if layers > len(scratch.layers):
         return UNKNOWN
-    k, own = data.k, scratch.layers
+    own, period = scratch.layers, data.period // data.k * k
     for place in range(layers):
         scratch.saved[place] = data.saved[own[place]]
         for number in range(k):
             forward = number * 2 * layers + place
             scratch.length[forward] = data.ahead[own[place]]
             scratch.length[forward + layers] = data.back[own[place]]
-    _read_distances(layers, data, scratch)
-    if k == 2:
-        # After half of a period the names swap: the second one enters no later than that.
-        behind, count, done = scratch.behind[0], 4 * layers, scratch.done
-        if not add_distance(behind, count, 2 * layers, 0, -(data.period // 2), done):
-            return NO_ORDER
-        for first in range(2 * layers):
-            second, length = first + 2 * layers, scratch.length[first]
-            if not add_distance(behind, count, first, second, length, done):
-                return NO_ORDER
-            if not add_distance(behind, count, second, first, length - data.period, done):
-                return NO_ORDER
-    question = Question(layers, k, data.period, data.room, scratch.done[0] + data.most_done)
-    return search(question, scratch)
+    _read_distances(layers, k, data, scratch)
+    if k == 2 and not take_turns(layers, period, scratch):
+        return NO_ORDER
+    return search(Question(layers, k, period, data.room, scratch.done[0] + data.most_done), scratch)
