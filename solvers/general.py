@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
+from schedopt.solvers.joint_orders import rooms_of_orders
 from schedopt.solvers.relaxation import relaxed_allocations
 from schedopt.solving.requirements import is_contiguous, refuse_unsupported
 from schedopt.solving.run import Run
@@ -33,7 +34,10 @@ Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.25
 """Of the time so far, that bounds have of one of the workers while the search finds something."""
 TIMES_OF_LONGER = 3
-"""Times the share of bounds for k = 1 that those of longer patterns have: these take longer."""
+"""Times the share of bounds for k = 1 that those of longer patterns have: these take longer.
+
+Where whole allocations are looked at, those for k = 1 come with plans, and both have as much.
+"""
 SHARE_BESIDE_WORK = 0.5
 """Of the time limit, after which bounds end that are proven beside a search with fixed work."""
 POLL_S = 0.02
@@ -165,9 +169,10 @@ def _bounds_meanwhile(
         try:
             # Plans that come when they come would make runs with a limit of work differ.
             with_plans = run.work_limit is None
+            times = 1 if "all_gpus" in rooms_of_orders(problem) else TIMES_OF_LONGER
             parts: dict[Iterator[Allocation], float] = {
                 relaxed_allocations(each, fork, with_plans=with_plans): part
-                for each, part in zip(problems, (TIMES_OF_LONGER, 1), strict=False)
+                for each, part in zip(problems, (times, 1), strict=False)
             }
             for found in take_turns(parts, run.clock.seconds):
                 allocations.extend([found] if found else [])

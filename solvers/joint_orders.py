@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from math import ceil, comb, floor
 from typing import TYPE_CHECKING, Final
@@ -22,9 +22,17 @@ if TYPE_CHECKING:
     from schedopt.bounds.propagation import ForcedWork
     from schedopt.solving.all_gpus.allocations import Allocations
     from schedopt.solving.all_gpus.nearby import Nearby
+    from schedopt.solving.packing_columns import Flags
 
-MOST_SETS: Final = 1 << 16
-"""Of as many layers as a GPU has on average; where there are more, not all are looked at."""
+MOST_SETS: Final = 1 << 26
+"""Of as many layers as a GPU has on average, times 2 for each of these, as more take longer.
+
+Where there are more, whole allocations are not looked at.
+"""
+QUICK_SETS: Final = 1 << 24
+"""Where there are more, allocations near the best plan are looked at first, and none for k = 2."""
+LISTED_SETS: Final = 1 << 17
+"""Where there are more, those are listed alone that weigh enough."""
 AROUND: Final = Fraction(1, 100)
 """By how much longer than that of the best plan the period of allocations near it may be."""
 FEW_LAYERS: Final = 24
@@ -45,24 +53,31 @@ def rooms_of_orders(problem: Problem) -> tuple[str, ...]:
     """Return the rooms of `schedopt.solving` that speak of a problem, of those about orders.
 
     All need whole backwards without recompute. What looks at all GPUs finds plans for k = 1 alone;
-    for k = 2 it looks at all allocations or at none.
+    for k = 2 it looks at all allocations where that is quick.
     """
     scope = problem.scope
     if not have_instants(scope) or scope.recompute or scope.split_backward:
         return ()
     few = len(problem.chain.layers) <= MOST_LAYERS
-    joint = few and (scope.max_k == 1 or are_few_sets(problem))
+    joint = few and (scope.max_k == 1 or are_few_sets(problem, QUICK_SETS))
     return ("one_gpu", "all_gpus") if joint else ("one_gpu",)
 
 
-def are_few_sets(problem: Problem) -> bool:
-    """Whether a GPU has so few layers that all sets of them may be looked at."""
+def are_few_sets(problem: Problem, most: int = MOST_SETS) -> bool:
+    """Whether there are at most so many sets of layers for a GPU: see `MOST_SETS`."""
     layers, gpus = len(problem.chain.layers), len(problem.platform.gpus)
-    return comb(layers, ceil(layers / gpus)) <= MOST_SETS
+    held = ceil(layers / gpus)
+    return comb(layers, held) << held <= most
 
 
 def find_joint(
-    problem: Problem, forced: ForcedWork, run: Run, most_work: float, *, with_plan: bool
+    problem: Problem,
+    forced: ForcedWork,
+    run: Run,
+    most_work: float,
+    known: Sequence[Flags],
+    *,
+    with_plan: bool,
 ) -> tuple[Stage, ...] | None:
     """Return an allocation whose GPUs have orders that agree, for k up to 2.
 
@@ -76,13 +91,16 @@ def find_joint(
     """
     from schedopt.solving.all_gpus.allocations import Allocations, as_stages
     from schedopt.solving.one_gpu.columns import GpuOrders
-    from schedopt.solving.packing_columns import UNITS, GpuLimits
+    from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
 
     limits = GpuLimits.of(forced)
     if forced.instants is None or not limits.are_few():
         return None
     orders = GpuOrders(forced, limits.sizes, UNITS, limits.apart, run.stopped)
-    allocations = Allocations(forced, orders, run.stopped)
+    columns = None
+    if not are_few_sets(problem, LISTED_SETS):
+        columns = PackingColumns(limits, len(problem.platform.gpus), run, known, orders)
+    allocations = Allocations(forced, orders, run.stopped, columns)
     holds = allocations.find(most_work)
     if holds is None or not len(holds):
         return None if holds is None else ()

@@ -28,9 +28,14 @@ from schedopt.interrupts import Stopped, raise_if_stopped
 from schedopt.problem import Problem
 from schedopt.proofs import Proof, ProofKind, Suggestion
 from schedopt.result import Infeasibility
-from schedopt.solvers.joint_orders import are_few_sets, find_joint, rooms_of_orders, shorten
+from schedopt.solvers.joint_orders import (
+    QUICK_SETS,
+    are_few_sets,
+    find_joint,
+    rooms_of_orders,
+    shorten,
+)
 from schedopt.solvers.ordered_columns import OrderedColumns
-from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.local_search.compilation import COMPILATIONS
 from schedopt.solving.run import Run
 from schedopt.stage import Stage
@@ -38,7 +43,6 @@ from schedopt.stage import Stage
 if TYPE_CHECKING:
     from schedopt.solving.fitting_instants import FittingInstants
     from schedopt.solving.packing_columns import Flags
-    from schedopt.solving.relaxation import RelaxationModel
 
 Refutes = Callable[[ForcedWork], bool]
 Question = tuple[Fraction, Refutes]
@@ -51,7 +55,7 @@ FIRST_WORK: Final = 0.2
 """Work on each question in the first round, in the unit of `solve_model`."""
 PACK_WORK: Final = 0.6
 """That on each period that is packed, at least."""
-JOIN_WORK: Final = 1.0
+JOIN_WORK: Final = 3.0
 """That on each period at which whole allocations are looked at, at least."""
 GROWTH: Final = 2
 """Growth factor of the work per round."""
@@ -60,6 +64,8 @@ LATE: Final = 2
 """Rounds after which what looks at orders is worth compiling beside."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much longer a period is than the bound that is asked about first."""
+LONGEST_STEP: Final = Fraction(1, 10)
+"""The same for whole allocations, at most: they are asked about half of the gap."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 COARSE: Final = 3
@@ -99,31 +105,6 @@ def relaxed_allocations(
             yield search.ask(period, refutes)
     if search.is_open and (run.stopped() or not search.is_first):
         search.compile()
-
-
-def decide(
-    model: RelaxationModel, run: Run, most_work: float, seed: int | None = None
-) -> tuple[int, tuple[Stage, ...]]:
-    """Return what CP-SAT says with `most_work`, and the last allocation that it found.
-
-    The seed is that of the run, if none is given. Instants at which an allocation does not fit
-    are added until one does.
-    """
-    from ortools.sat.python import cp_model
-
-    found: tuple[Stage, ...] = ()
-    while most_work > 0:
-        status, solver = solve_model(
-            model.model, run, most_work=most_work, simplify=True, seed=seed
-        )
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return status, found
-        found = model.chosen.stages(solver)
-        if not model.add_violated(solver):
-            return status, found
-        model.chosen.hint(found)
-        most_work -= solver.deterministic_time
-    return int(cp_model.UNKNOWN), found
 
 
 class _Search:
@@ -198,16 +179,17 @@ class _Search:
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
             looks_nearby = "all_gpus" in rooms and self.with_plans and scope.max_k == 1
             looks_at_all = "all_gpus" in rooms and are_few_sets(self.problem)
-            if looks_nearby and not looks_at_all:
+            is_quick = looks_at_all and are_few_sets(self.problem, QUICK_SETS)
+            if looks_nearby and not is_quick:
                 yield from self.look_nearby()
             if not scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE and not self.is_first:
                 self.compile()
             if looks_at_all:
-                yield from self.climb(self._join, most_open=1)
-                if looks_nearby:
-                    yield from self.look_nearby()
+                yield from self.climb(self._join, first_step=self.half_open())
+            if looks_nearby and is_quick:
+                yield from self.look_nearby()
             if "one_gpu" in rooms:
                 yield from self.climb(self._order, most_open=1)
             yield from self.halve()
@@ -255,9 +237,11 @@ class _Search:
         if best is not None and high == best and self.low < (last := period_below(best, scope)):
             yield last, self._relax
 
-    def climb(self, refutes: Refutes, most_open: int = MOST_OPEN) -> Iterator[Question]:
+    def climb(
+        self, refutes: Refutes, most_open: int = MOST_OPEN, first_step: Fraction = FIRST_STEP
+    ) -> Iterator[Question]:
         """Yield periods from the bound on; steps are doubled after what is refuted, else halved."""
-        left, step = most_open, FIRST_STEP
+        left, step = most_open, first_step
         while left:
             self._catch_up()
             high = min(self._top(refutes), self.low * (1 + 2 * step))
@@ -322,8 +306,9 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        most_work = max(JOIN_WORK, GROWTH * self.work)
-        found = find_joint(self.problem, forced, self.run, most_work, with_plan=self.with_plans)
+        most_work, known = max(JOIN_WORK, GROWTH * self.work), self.ordered_columns.columns
+        with_plan = self.with_plans
+        found = find_joint(self.problem, forced, self.run, most_work, known, with_plan=with_plan)
         if found is None:
             self.is_open = True
         elif found:
@@ -340,7 +325,7 @@ class _Search:
         """Whether CP-SAT refutes a period; what it finds is a start."""
         from ortools.sat.python import cp_model
 
-        from schedopt.solving.relaxation import RelaxationModel
+        from schedopt.solving.relaxation import RelaxationModel, decide
 
         model = RelaxationModel(forced)
         model.chosen.hint(self.start)
@@ -364,6 +349,11 @@ class _Search:
             self._join: self.joined,
         }
         return min(self.fits, tops.get(refutes, self.fits))
+
+    def half_open(self) -> Fraction:
+        """Return half of the gap, or less where that is large."""
+        self._catch_up()
+        return min(LONGEST_STEP, (self.fits / max(self.low, Fraction(1)) - 1) / 2)
 
     def _catch_up(self) -> None:
         """Learn of the bounds and plans that others have found."""

@@ -172,9 +172,7 @@ class PackingColumns:
 
         If they do not, no allocation has the period. Work is in the unit of `solve_model`.
         """
-        self._work, self._most_work = 0.0, most_work
-        for column in [*self._fill_again(), *self._fill_anew(np.ones(len(self._means)))]:
-            self._add(column)
+        self._begin(most_work)
         centre: Floats | None = None
         while self._work < most_work and not self.run.stopped():
             weights = self._weigh()
@@ -190,19 +188,31 @@ class PackingColumns:
                 found, is_over = self._ask(each)
                 if is_over and not len(found):
                     return False
-                if sum(map(self._add, found)):
+                if sum(map(self.add, found)):
                     break
             else:
                 return None
         return None
 
-    def _weigh(self) -> Floats | None:
-        """Return weights with which no known column weighs more than 1, and all layers most.
+    def _begin(self, most_work: float) -> None:
+        self._work, self._most_work = 0.0, most_work
+        for column in [*self._fill_again(), *self._fill_anew(np.ones(len(self._means)))]:
+            self.add(column)
 
-        None if that is no more than there are GPUs.
-        """
+    def look_for_heavy(self, most_work: float) -> None:
+        """Add columns as long as quick rules find some that weigh more than 1."""
+        self._begin(most_work)
+        while self._work < most_work and self._add_heavy(self.weigh()):
+            pass
+
+    def weigh(self) -> Floats:
+        """Return weights with which no known column weighs more than 1, and all layers most."""
         self._programme.Solve()
-        weights = np.array([weight.solution_value() for weight in self._weights])
+        return np.array([weight.solution_value() for weight in self._weights])
+
+    def _weigh(self) -> Floats | None:
+        """Return these weights; None if all layers weigh no more than there are GPUs."""
+        weights = self.weigh()
         return weights if weights.sum() > self.gpus + WORTH else None
 
     def _add_heavy(self, weights: Floats) -> bool:
@@ -216,7 +226,7 @@ class PackingColumns:
             found = fill(weights)
             weighs = found @ weights
             order = np.argsort(-weighs, kind="stable")[:BEST]
-            new = [self._add(found[one]) for one in order if weighs[one] > 1 + WORTH]
+            new = [self.add(found[one]) for one in order if weighs[one] > 1 + WORTH]
             if any(new) and weighs[order[0]] > heavy:
                 return True
         return False
@@ -279,7 +289,7 @@ class PackingColumns:
             barred[fits] |= apart[added]
         return taken
 
-    def _add(self, column: Flags) -> bool:
+    def add(self, column: Flags) -> bool:
         """Add a column; whether it is new."""
         if column.tobytes() in self._known:
             return False

@@ -22,6 +22,7 @@ from ortools.sat.python import cp_model
 
 from schedopt.bounds.propagation import ForcedWork
 from schedopt.platform import Gpu
+from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.fitting_instants import FittingInstants
 from schedopt.solving.relaxed_allocation import RelaxedAllocation
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from schedopt.bounds.amounts import Array
+    from schedopt.solving.run import Run
+    from schedopt.stage import Stage
 
     Sizes = Sequence[int] | Array
 
@@ -36,6 +39,29 @@ LONG: Final = 8
 """A transfer is long if it takes such a part of a period."""
 PARTS: Final = 16
 """In the reading *peak* counts are averages, looked at in such parts."""
+
+
+def decide(
+    model: RelaxationModel, run: Run, most_work: float, seed: int | None = None
+) -> tuple[int, tuple[Stage, ...]]:
+    """Return what CP-SAT says with `most_work`, and the last allocation that it found.
+
+    The seed is that of the run, if none is given. Instants at which an allocation does not fit
+    are added until one does.
+    """
+    found: tuple[Stage, ...] = ()
+    while most_work > 0:
+        status, solver = solve_model(
+            model.model, run, most_work=most_work, simplify=True, seed=seed
+        )
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return status, found
+        found = model.chosen.stages(solver)
+        if not model.add_violated(solver):
+            return status, found
+        model.chosen.hint(found)
+        most_work -= solver.deterministic_time
+    return int(cp_model.UNKNOWN), found
 
 
 class RelaxationModel:

@@ -32,7 +32,6 @@ from schedopt.bounds.load import load_bound, one_after_the_other_ns
 from schedopt.bounds.propagation import propagate
 from schedopt.bounds.scopes import CLOSE
 from schedopt.rule import Rule
-from schedopt.solvers import relaxation
 from schedopt.solvers.relaxation import (
     FIRST_WORK,
     GROWTH,
@@ -45,7 +44,7 @@ from schedopt.solvers.relaxation import (
 from schedopt.solving.cp_sat import solve_model
 from schedopt.solving.incumbent import find_infeasibility
 from schedopt.solving.packing_columns import GpuLimits, PackingColumns
-from schedopt.solving.relaxation import RelaxationModel
+from schedopt.solving.relaxation import RelaxationModel, decide
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import Memory, has_plan, tight_problems
 from tests.bounds.linked import linked_problems
@@ -215,7 +214,7 @@ def test_what_takes_long_is_asked_again_with_more_work(monkeypatch: pytest.Monke
             return int(cp_model.UNKNOWN), cp_model.CpSolver()
         return solve_model(model, run, most_work=most_work, simplify=simplify, seed=seed)
 
-    monkeypatch.setattr(relaxation, "solve_model", slow)
+    monkeypatch.setattr("schedopt.solving.relaxation.solve_model", slow)
     layers = (layer(5, 5), layer(2, 3), layer(1, 2), layer(1, 1), layer(1, 1))
     problem = Problem(chain=Chain(layers=layers), platform=Platform(2, 0), scope=GENERAL)
     run, found = relaxed(problem)
@@ -233,16 +232,16 @@ def test_instants_are_added_as_long_as_there_is_work_left(monkeypatch: pytest.Mo
         patience.append(most_work)
         return int(cp_model.FEASIBLE), SimpleNamespace(deterministic_time=0.25)
 
-    monkeypatch.setattr(relaxation, "solve_model", solve_in_part)
+    monkeypatch.setattr("schedopt.solving.relaxation.solve_model", solve_in_part)
     chosen = SimpleNamespace(stages=lambda _: (Stage(layers=(0, 0), gpus=(0,)),), hint=mock.Mock())
     model: Any = SimpleNamespace(model=None, chosen=chosen, add_violated=lambda _: True)
     run = Run(Problem(chain=Chain(layers=(layer(1, 1),)), platform=Platform(1, 9), scope=GENERAL))
-    status, found = relaxation.decide(model, run, 1.0)
+    status, found = decide(model, run, 1.0)
     assert patience == [1.0, 0.75, 0.5, 0.25]
     # Nothing is known of what was added last, and the last allocation is a start.
     assert (status, len(found), chosen.hint.call_count) == (int(cp_model.UNKNOWN), 1, 4)
     model.add_violated = lambda _: False
-    assert relaxation.decide(model, run, 1.0) == (int(cp_model.FEASIBLE), found)
+    assert decide(model, run, 1.0) == (int(cp_model.FEASIBLE), found)
 
 
 def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +257,7 @@ def test_what_takes_long_is_packed_again_with_more_work(monkeypatch: pytest.Monk
         return int(cp_model.UNKNOWN), ()
 
     monkeypatch.setattr(PackingColumns, "may_hold_all", slow)
-    monkeypatch.setattr(relaxation, "decide", unknown)
+    monkeypatch.setattr("schedopt.solving.relaxation.decide", unknown)
     chain = Chain(layers=(layer(500, 500), layer(200, 300), layer(100, 200)))
     problem = Problem(chain=chain, platform=Platform(2, 0), scope=GENERAL)
     relaxed(problem)
@@ -293,7 +292,7 @@ def test_the_far_part_of_a_gap_waits_for_more_work(monkeypatch: pytest.MonkeyPat
         asked.setdefault(most_work, []).append(model.scaled.period)
         return int(cp_model.UNKNOWN), here
 
-    monkeypatch.setattr(relaxation, "decide", slow)
+    monkeypatch.setattr("schedopt.solving.relaxation.decide", slow)
     longest = one_after_the_other_ns(problem)
     relaxed(problem)
     *brief, last = asked.values()

@@ -15,11 +15,10 @@ from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.propagation import propagate
 from schedopt.solvers.relaxation import (
     LARGEST,
-    decide,
     relaxed_allocations,
 )
 from schedopt.solving.cp_sat import LARGEST_SUM
-from schedopt.solving.relaxation import RelaxationModel
+from schedopt.solving.relaxation import RelaxationModel, decide
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import has_plan
 from tests.bounds.linked import linked_problems

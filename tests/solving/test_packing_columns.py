@@ -17,9 +17,9 @@ from schedopt.bounds import load_bound
 from schedopt.bounds.amounts import Amounts
 from schedopt.bounds.load import one_after_the_other_ns
 from schedopt.bounds.propagation import ForcedWork, propagate
-from schedopt.solvers.relaxation import LARGEST, decide
+from schedopt.solvers.relaxation import LARGEST
 from schedopt.solving.packing_columns import UNITS, GpuLimits, PackingColumns
-from schedopt.solving.relaxation import RelaxationModel
+from schedopt.solving.relaxation import RelaxationModel, decide
 from schedopt.solving.run import Run
 from tests.bounds.every_plan import has_plan
 from tests.bounds.linked import linked_problems

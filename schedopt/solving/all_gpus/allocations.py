@@ -9,7 +9,10 @@ like it. Where it ends without any, the period is refuted.
 Weights of layers keep the search short. They are those of a linear programme, in which no column
 weighs more than 1 and all layers the most; where all weigh little less than there are GPUs, each
 GPU must hold a column of nearly the most. They are whole numbers, and the most that a column weighs
-is counted with these.
+is counted with these. Where there are too many columns to list them all, the weights come from
+columns that are known (`schedopt.solving.packing_columns`), and those are listed that weigh nearly
+the most. If some weigh more than 1 after all, these are known from then on, and lists are made
+again.
 """
 
 from __future__ import annotations
@@ -38,14 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedopt.bounds.propagation import ForcedWork
+    from schedopt.solving.packing_columns import PackingColumns
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MOST_COLUMNS: Final = 1 << 16
 """More are not listed."""
-MOST_HEAVY: Final = 1 << 12
-"""More than that are not searched: what two have beside each other is kept."""
 MOST_DONE: Final = 20_000_000
 """Distances that are looked at for columns, before they may have orders."""
 FINE: Final = 1_000_000
@@ -54,6 +56,8 @@ AT_ONCE: Final = 100
 """Columns that are added to the linear programme at once."""
 WORTH: Final = 1e-6
 """They are if they weigh more than 1 by more than this."""
+SPARE: Final = 1000
+"""By so much more than `FINE` columns may weigh, and need not be known for lists to be whole."""
 
 
 class Allocations:
@@ -67,6 +71,8 @@ class Allocations:
         Of each GPU, for the same.
     stopped : callable, optional
         Says when to give up, by `interrupts.Stopped`.
+    columns : PackingColumns, optional
+        With these orders: what is known of them. Without, all columns are listed.
     """
 
     def __init__(
@@ -74,8 +80,10 @@ class Allocations:
         forced: ForcedWork,
         orders: GpuOrders,
         stopped: Callable[[], bool] = never_stop,
+        columns: PackingColumns | None = None,
     ) -> None:
         self.problem, self.orders, self.stopped = forced.scaled.problem, orders, stopped
+        self.columns = columns
         self.data = make_joint_data(forced, orders, MOST_DONE)
         self.scratch = make_joint_scratch(self.data.each.k, len(forced.scaled.weight))
 
@@ -95,16 +103,20 @@ class Allocations:
             When `stopped` says so.
         """
         until = self.work + most_work
-        holds = self._list(until)
-        if holds is None:
+        layers, gpus = len(self.scratch.owner), len(self.problem.platform.gpus)
+        nothing = np.zeros((0, layers), dtype=bool)
+        if layers > MOST_LAYERS:
             return None
-        gpus, weights = len(self.problem.platform.gpus), _weigh(holds)
+        listed = self._list_all(until) if self.columns is None else self._list_heavy(until)
+        if listed is None:
+            return None
+        holds, weights = listed
         heavy, whole = holds @ weights, int(weights.sum())
         share = int(heavy.max(initial=0))
+        if gpus * share < whole:
+            return nothing
         heaviest_first = np.argsort(-heavy, kind="stable")
         kept = heaviest_first[heavy[heaviest_first] >= whole - (gpus - 1) * share]
-        if len(kept) > MOST_HEAVY:
-            return None
         columns = Columns(np.ascontiguousarray(holds[kept]), heavy[kept], whole, share, gpus)
         tree, answer = make_partition_tree(columns), GOES_ON
         while answer == GOES_ON:
@@ -119,25 +131,51 @@ class Allocations:
         used = 1 + int(owner.max()) if answer == ORDER else 0
         return np.asarray(owner == np.arange(used)[:, None])
 
-    def _list(self, until: float) -> Flags | None:
-        """Return all columns that have an order; None where they are too many."""
+    def _list_all(self, until: float) -> tuple[Flags, Array] | None:
+        """Return all columns that have an order, and weights; None where they are too many."""
+        holds = self._list(np.zeros(len(self.scratch.owner), dtype=np.int64), 0, until)
+        return None if holds is None else (holds, _weigh(holds))
+
+    def _list_heavy(self, until: float) -> tuple[Flags, Array] | None:
+        """Return the columns that weigh enough to be one of an allocation, and weights.
+
+        If each of the others weighs no more than the heaviest, none of an allocation weighs less
+        than all layers do without these. Where the heaviest of those that are listed weighs little
+        enough, they are all of these. None where they are too many, or it takes too much work.
+        """
+        assert self.columns is not None
+        gpus = len(self.problem.platform.gpus)
+        self.columns.look_for_heavy(max(0.0, until - self.work))
+        while True:
+            weights = np.array(np.floor(FINE * self.columns.weigh()).clip(min=0), dtype=np.int64)
+            whole = int(weights.sum())
+            least = max(0, min(-(-whole // gpus), whole - (gpus - 1) * (FINE + SPARE)))
+            holds = self._list(weights, least, until)
+            if holds is None:
+                return None
+            heavy = holds @ weights
+            most = int(heavy.max(initial=least))
+            if not len(holds) or max(0, whole - (gpus - 1) * most) >= least:
+                return holds, weights
+            first = np.argsort(-heavy, kind="stable")[:AT_ONCE]
+            if not sum(self.columns.add(holds[one]) for one in first if heavy[one] > FINE):
+                return None
+
+    def _list(self, weights: Array, least: int, until: float) -> Flags | None:
+        """Return columns of at least some weight that have an order; None if they are too many."""
         layers, number, is_over = len(self.scratch.owner), 0, False
-        if layers > MOST_LAYERS:
-            return None
-        sizes, apart = self.orders.sizes, self.orders.apart
-        tree = make_column_tree(len(sizes), self.orders.units, layers)
-        found = np.zeros((MOST_COLUMNS, layers), dtype=bool)
+        limits = self.orders.limits_of(weights)
+        tree, found = make_column_tree(limits), np.zeros((MOST_COLUMNS, layers), dtype=bool)
         while not is_over:
             raise_if_stopped(self.stopped)
             if self.work > until or number == MOST_COLUMNS:
                 return None
-            done = self.orders.scratch.done[0] + self.scratch.done[0]
             more, is_over = list_columns(
-                self._until(until, done),
+                least,
+                self._until(until, self.orders.scratch.done[0] + self.scratch.done[0]),
                 found[number:],
                 tree,
-                sizes,
-                apart,
+                limits,
                 self.data,
                 self.orders.scratch,
                 self.scratch,

@@ -2,7 +2,8 @@
 
 Columns are added one after the other, each time for a layer that the fewest of them hold. Layers
 have weights, and no column weighs more than a share: so columns are left out that leave more than
-all other GPUs can hold, and those that have no order beside some that were added.
+all other GPUs can hold. Orders are asked about only where some column holds each layer that is
+left: first those of two columns, whose answers are kept, then those of all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Flags = npt.NDArray[np.bool_]
 
 GOES_ON: Final = 3
 """There is more to look at; else the answer is one of `NO_ORDER` and the like."""
-NOT_ASKED: Final = -1
+KEPT: Final = 1 << 20
+"""Answers that are kept, each in the place of an older one."""
 
 
 class Columns(NamedTuple):
@@ -59,8 +61,10 @@ class PartitionTree(NamedTuple):
         By depth: what other layers weigh.
     holders : (L,) array
         How many columns hold each layer.
-    beside : (N, N) array
-        Whether two columns may have orders at once: an answer, or `NOT_ASKED`.
+    pairs : (KEPT,) array
+        Pairs of columns, by number, or -1: those that were asked about.
+    beside : (KEPT,) array
+        Whether these two may have orders at once: one of `NO_ORDER` and the like.
     state : (3,) array
         Depth, whether that is new, and whether a question was left open.
     """
@@ -74,6 +78,7 @@ class PartitionTree(NamedTuple):
     held: Flags
     left: Array
     holders: Array
+    pairs: Array
     beside: npt.NDArray[np.int8]
     state: Array
 
@@ -96,7 +101,8 @@ def make_partition_tree(columns: Columns) -> PartitionTree:
         held=np.zeros((depths, layers), dtype=np.bool_),
         left=zeros(depths),
         holders=zeros(layers),
-        beside=np.full((count, count), NOT_ASKED, dtype=np.int8),
+        pairs=np.full(KEPT, -1, dtype=np.int64),
+        beside=np.zeros(KEPT, dtype=np.int8),
         state=zeros(3),
     )
     tree.open_columns[0] = np.arange(count)
@@ -139,12 +145,28 @@ def _may_be_beside(
     scratch: JointScratch,
 ) -> bool:
     """Whether two columns without a common layer may have orders at once."""
-    if tree.beside[one, other] == NOT_ASKED:
+    pair = min(one, other) * len(columns.weight) + max(one, other)
+    place = pair % KEPT
+    if tree.pairs[place] != pair:
         _disown(scratch.owner)
         _own(columns.holds[one], 0, scratch.owner)
         _own(columns.holds[other], 1, scratch.owner)
-        tree.beside[one, other] = tree.beside[other, one] = find_joint_order(data, scratch)
-    return bool(tree.beside[one, other] != NO_ORDER)
+        tree.pairs[place], tree.beside[place] = pair, find_joint_order(data, scratch)
+    return bool(tree.beside[place] != NO_ORDER)
+
+
+@njit_kernel
+def _may_be_added(
+    depth: int, tree: PartitionTree, columns: Columns, data: JointData, scratch: JointScratch
+) -> bool:
+    """Whether the column that was added last may have orders beside those before."""
+    last = depth - 1
+    for before in range(last):
+        chosen = tree.chosen[before]
+        if not _may_be_beside(chosen, tree.chosen[last], tree, columns, data, scratch):
+            return False
+    # Two were asked about just now.
+    return depth < 3 or _ask_chosen(depth, tree, columns, data, scratch) != NO_ORDER
 
 
 @njit_kernel
@@ -182,10 +204,8 @@ def _list_branches(
 
 
 @njit_kernel
-def _go_deeper(
-    depth: int, tree: PartitionTree, columns: Columns, data: JointData, scratch: JointScratch
-) -> None:
-    """List columns that may be added beside the one that was added last."""
+def _go_deeper(depth: int, tree: PartitionTree, columns: Columns, scratch: JointScratch) -> None:
+    """List columns that hold no layer of those that were added."""
     layers, column, deeper, number = columns.holds.shape[1], tree.chosen[depth], depth + 1, 0
     for layer in range(layers):
         tree.held[deeper, layer] = tree.held[depth, layer] or columns.holds[column, layer]
@@ -199,7 +219,7 @@ def _go_deeper(
         layer = 0
         while layer < layers and not (tree.held[deeper, layer] and columns.holds[other, layer]):
             layer += 1
-        if layer == layers and _may_be_beside(column, other, tree, columns, data, scratch):
+        if layer == layers:
             tree.open_columns[deeper, number] = other
             number += 1
     tree.number[deeper] = number
@@ -217,13 +237,18 @@ def find_partition(
     while scratch.done[0] <= most_done:
         if tree.state[1] == 1:
             tree.state[1] = 0
-            if not _list_branches(depth, tree, columns, scratch):
-                answer = _ask_chosen(depth, tree, columns, data, scratch)
-                if answer == ORDER:
-                    return ORDER
-                if answer == UNKNOWN:
-                    tree.state[2] = 1
+            is_whole = not _list_branches(depth, tree, columns, scratch)
+            if is_whole:
                 tree.most[depth] = 0
+            if is_whole or tree.most[depth] > 0:
+                if not _may_be_added(depth, tree, columns, data, scratch):
+                    tree.most[depth] = 0
+                elif is_whole:
+                    answer = _ask_chosen(depth, tree, columns, data, scratch)
+                    if answer == ORDER:
+                        return ORDER
+                    if answer == UNKNOWN:
+                        tree.state[2] = 1
         if tree.next_place[depth] == tree.most[depth]:
             if depth == 0:
                 return UNKNOWN if tree.state[2] == 1 else NO_ORDER
@@ -231,10 +256,7 @@ def find_partition(
             continue
         tree.chosen[depth] = tree.branches[depth, tree.next_place[depth]]
         tree.next_place[depth] += 1
-        # Two were asked about before.
-        if depth > 1 and _ask_chosen(depth + 1, tree, columns, data, scratch) == NO_ORDER:
-            continue
-        _go_deeper(depth, tree, columns, data, scratch)
+        _go_deeper(depth, tree, columns, scratch)
         depth += 1
         tree.state[1] = 1
     tree.state[0] = depth

@@ -161,15 +161,15 @@ class GpuOrders:
             fill_column(column, layers, *own)
         return found
 
-    def find_heavy(self, weights: Array, share: int, most_work: float) -> tuple[Flags, bool]:
-        """Return columns that weigh a share, and whether there are no others."""
+    def limits_of(self, weights: Array) -> ColumnLimits:
+        """Return what columns keep within where layers have these weights."""
 
         def by_worth(sizes: Array) -> Array:
             with np.errstate(divide="ignore", invalid="ignore"):
                 worth = np.where(sizes > 0, weights / sizes, np.inf)
             return np.argsort(-worth, axis=-1, kind="stable")
 
-        limits = ColumnLimits(
+        return ColumnLimits(
             sizes=self.sizes,
             units=self.units,
             held=self.held,
@@ -179,6 +179,10 @@ class GpuOrders:
             by_held=by_worth(self.held),
             by_weight=np.argsort(-weights, kind="stable"),
         )
+
+    def find_heavy(self, weights: Array, share: int, most_work: float) -> tuple[Flags, bool]:
+        """Return columns that weigh a share, and whether there are no others."""
+        limits = self.limits_of(weights)
         found, most = np.zeros((AT_ONCE, len(weights)), dtype=bool), self.work + most_work
         tree, number, is_over = make_tree(limits), 0, False
         while number == 0 and not is_over and self.work < most:
