@@ -179,7 +179,7 @@ def find_joint_order(data: JointData, scratch: JointScratch) -> int:
 def _find_order(layers: int, k: int, data: JointData, scratch: JointScratch) -> int:
     """Return whether the layers that were read have orders with so many micro-batches."""
     each = data.each
-    period = each.period // each.k * k
+    period = each.period * k // each.k
     if not _add_ways(layers, k, data, scratch):
         return NO_ORDER
     if k == 2 and not _add_second(layers, period, scratch):

@@ -211,7 +211,7 @@ def _find_order(layers: int, k: int, data: GpuData, scratch: Scratch) -> int:
         return ORDER
     if layers > len(scratch.layers):
         return UNKNOWN
-    own, period = scratch.layers, data.period // data.k * k
+    own, period = scratch.layers, data.period * k // data.k
     for place in range(layers):
         scratch.saved[place] = data.saved[own[place]]
         for number in range(k):
