@@ -156,17 +156,26 @@ def _may_be_beside(
 
 
 @njit_kernel
-def _may_be_added(
-    depth: int, tree: PartitionTree, columns: Columns, data: JointData, scratch: JointScratch
-) -> bool:
-    """Whether the column that was added last may have orders beside those before."""
+def _ask_added(
+    depth: int,
+    is_whole: bool,
+    tree: PartitionTree,
+    columns: Columns,
+    data: JointData,
+    scratch: JointScratch,
+) -> int:
+    """Return whether the column that was added last has orders beside those before.
+
+    That is not known of two, unless they are the whole.
+    """
     last = depth - 1
     for before in range(last):
         chosen = tree.chosen[before]
         if not _may_be_beside(chosen, tree.chosen[last], tree, columns, data, scratch):
-            return False
-    # Two were asked about just now.
-    return depth < 3 or _ask_chosen(depth, tree, columns, data, scratch) != NO_ORDER
+            return NO_ORDER
+    if depth < 3 and not is_whole:
+        return UNKNOWN
+    return _ask_chosen(depth, tree, columns, data, scratch)
 
 
 @njit_kernel
@@ -241,14 +250,13 @@ def find_partition(
             if is_whole:
                 tree.most[depth] = 0
             if is_whole or tree.most[depth] > 0:
-                if not _may_be_added(depth, tree, columns, data, scratch):
+                answer = _ask_added(depth, is_whole, tree, columns, data, scratch)
+                if is_whole and answer == ORDER:
+                    return ORDER
+                if is_whole and answer == UNKNOWN:
+                    tree.state[2] = 1
+                if answer == NO_ORDER:
                     tree.most[depth] = 0
-                elif is_whole:
-                    answer = _ask_chosen(depth, tree, columns, data, scratch)
-                    if answer == ORDER:
-                        return ORDER
-                    if answer == UNKNOWN:
-                        tree.state[2] = 1
         if tree.next_place[depth] == tree.most[depth]:
             if depth == 0:
                 return UNKNOWN if tree.state[2] == 1 else NO_ORDER
