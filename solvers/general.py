@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
-from schedopt.solvers.joint_orders import rooms_of_orders
+from schedopt.solvers.joint_orders import QUICK_SETS, are_few_sets, looks_at_allocations
 from schedopt.solvers.relaxation import relaxed_allocations
 from schedopt.solving.requirements import is_contiguous, refuse_unsupported
 from schedopt.solving.run import Run
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 Allocation = Sequence[Stage]
 SHARE_OF_BOUNDS = 0.25
 """Of the time so far, that bounds have of one of the workers while the search finds something."""
-TIMES_OF_LONGER = 3
-"""Times the share of bounds for k = 1 that those of longer patterns have: these take longer.
+TIMES_OF_LONGER = 3.0
+"""Times the share of bounds for k = 1 that those of longer patterns have: these take longer."""
+TIMES_BESIDE_ALLOCATIONS = 1 / 3
+"""The same where whole allocations are looked at: those for k = 1 come with plans.
 
-Where whole allocations are looked at, those for k = 1 come with plans, and both have as much.
+Both have as much where there are so few that they are quick.
 """
 SHARE_BESIDE_WORK = 0.5
 """Of the time limit, after which bounds end that are proven beside a search with fixed work."""
@@ -74,7 +76,7 @@ def solve(problem: Problem, run: Run) -> None:
         known.insert(1, kept.contiguous)
     # Few layers have no loops to start from; then the contiguous stages are a start, too.
     order = cycle(known or [contiguous])
-    recent = _Recent(run)
+    recent = _Recent(problem, run)
     with suppress(Stopped), _bounds_meanwhile(problem, run, recent) as (relaxed, are_proving):
         if not is_compiled(run):
             return
@@ -117,8 +119,9 @@ class _Kept:
 class _Recent:
     """Whether the search has found something lately, so that it needs all workers."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, problem: Problem, run: Run) -> None:
         self._run, self._limit_s = run, run.remaining()
+        self._finds_plans = looks_at_allocations(problem)
         self._began = self._found = run.clock.seconds()
 
     def note(self) -> None:
@@ -129,9 +132,9 @@ class _Recent:
         """Whether bounds had their share so far, and the last plan came in the latter half.
 
         `proving_s` is how long they took, s. They wait neither where there is no limit of time, nor
-        beside fixed work.
+        beside fixed work, nor where they look at whole allocations, which come with plans.
         """
-        if self._limit_s is None or self._run.work_limit is not None:
+        if self._limit_s is None or self._run.work_limit is not None or self._finds_plans:
             return False
         passed = self._passed()
         return proving_s > SHARE_OF_BOUNDS * passed and 2 * (self._found - self._began) > passed
@@ -169,7 +172,7 @@ def _bounds_meanwhile(
         try:
             # Plans that come when they come would make runs with a limit of work differ.
             with_plans = run.work_limit is None
-            times = 1 if "all_gpus" in rooms_of_orders(problem) else TIMES_OF_LONGER
+            times = _times_of_longer(problem)
             parts: dict[Iterator[Allocation], float] = {
                 relaxed_allocations(each, fork, with_plans=with_plans): part
                 for each, part in zip(problems, (times, 1), strict=False)
@@ -199,6 +202,13 @@ def _bounds_meanwhile(
         thread.join()
     if failures:
         raise failures[0]
+
+
+def _times_of_longer(problem: Problem) -> float:
+    """Return what part bounds of longer patterns have, where those of k = 1 have 1."""
+    if not looks_at_allocations(problem):
+        return TIMES_OF_LONGER
+    return 1.0 if are_few_sets(problem, QUICK_SETS) else TIMES_BESIDE_ALLOCATIONS
 
 
 def take_turns(

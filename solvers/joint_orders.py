@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import ceil, comb, floor
 from typing import TYPE_CHECKING, Final
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from schedopt.solving.all_gpus.nearby import Nearby
     from schedopt.solving.packing_columns import Flags
 
-MOST_SETS: Final = 1 << 26
+MOST_SETS: Final = 1 << 31
 """Of as many layers as a GPU has on average, times 2 for each of these, as more take longer.
 
-Where there are more, whole allocations are not looked at.
+Where there are more, only what GPUs hold in parts is looked at.
 """
 QUICK_SETS: Final = 1 << 24
-"""Where there are more, allocations near the best plan are looked at first, and none for k = 2."""
+"""Where there are more, allocations near the best plan are looked at first."""
 LISTED_SETS: Final = 1 << 17
 """Where there are more, those are listed alone that weigh enough."""
 AROUND: Final = Fraction(1, 100)
@@ -53,13 +53,13 @@ def rooms_of_orders(problem: Problem) -> tuple[str, ...]:
     """Return the rooms of `schedopt.solving` that speak of a problem, of those about orders.
 
     All need whole backwards without recompute. What looks at all GPUs finds plans for k = 1 alone;
-    for k = 2 it looks at all allocations where that is quick.
+    for k = 2 it looks at whole allocations where they are few.
     """
     scope = problem.scope
     if not have_instants(scope) or scope.recompute or scope.split_backward:
         return ()
     few = len(problem.chain.layers) <= MOST_LAYERS
-    joint = few and (scope.max_k == 1 or are_few_sets(problem, QUICK_SETS))
+    joint = few and (scope.max_k == 1 or are_few_sets(problem))
     return ("one_gpu", "all_gpus") if joint else ("one_gpu",)
 
 
@@ -70,19 +70,25 @@ def are_few_sets(problem: Problem, most: int = MOST_SETS) -> bool:
     return comb(layers, held) << held <= most
 
 
+def looks_at_allocations(problem: Problem) -> bool:
+    """Whether whole allocations are looked at, which come with plans for k = 1."""
+    return "all_gpus" in rooms_of_orders(problem) and are_few_sets(problem)
+
+
 def find_joint(
     problem: Problem,
     forced: ForcedWork,
     run: Run,
     most_work: float,
-    known: Sequence[Flags],
+    known: list[Flags],
     *,
     with_plan: bool,
 ) -> tuple[Stage, ...] | None:
     """Return an allocation whose GPUs have orders that agree, for k up to 2.
 
     It is empty if there is none, so that the period is refuted; None if that is not known.
-    `with_plan` reports a plan of it, for k = 1.
+    `with_plan` reports a plan of it, for k = 1. What is known of columns is left in `known`, for
+    another period.
 
     Raises
     ------
@@ -101,7 +107,9 @@ def find_joint(
     if not are_few_sets(problem, LISTED_SETS):
         columns = PackingColumns(limits, len(problem.platform.gpus), run, known, orders)
     allocations = Allocations(forced, orders, run.stopped, columns)
-    holds = allocations.find(most_work)
+    holds = allocations.find(most_work, in_parts=not are_few_sets(problem))
+    if columns is not None:
+        known[:] = columns.columns
     if holds is None or not len(holds):
         return None if holds is None else ()
     if with_plan and problem.scope.max_k == 1:

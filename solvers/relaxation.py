@@ -55,8 +55,10 @@ FIRST_WORK: Final = 0.2
 """Work on each question in the first round, in the unit of `solve_model`."""
 PACK_WORK: Final = 0.6
 """That on each period that is packed, at least."""
-JOIN_WORK: Final = 3.0
-"""That on each period at which whole allocations are looked at, at least."""
+JOIN_WORK: Final = 2.0
+"""That on each period at which what all GPUs hold is looked at, in the first round."""
+WHOLE_WORK: Final = 12.0
+"""The same where whole allocations are looked at, for k = 1; half of it for k = 2."""
 GROWTH: Final = 2
 """Growth factor of the work per round."""
 ROUNDS: Final = 5
@@ -64,8 +66,6 @@ LATE: Final = 2
 """Rounds after which what looks at orders is worth compiling beside."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much longer a period is than the bound that is asked about first."""
-LONGEST_STEP: Final = Fraction(1, 10)
-"""The same for whole allocations, at most: they are asked about half of the gap."""
 LARGEST: Final = 1 << 22
 """What periods and memories become about at most, so that models may be simplified."""
 COARSE: Final = 3
@@ -154,7 +154,8 @@ class _Search:
         self.ordered = self.joined = self.fits
         self.columns: list[Flags] = []
         self.ordered_columns = OrderedColumns(run)
-        self.impossible = False
+        self.joint_columns: list[Flags] = []
+        self.impossible = self.looks_at_all = False
         self.instants: FittingInstants | None = None
         self.round, self.work, self.is_open = 0, FIRST_WORK, False
         self.is_first = COMPILATIONS["local_search"].is_under_way()
@@ -178,19 +179,20 @@ class _Search:
                 yield from self.force()
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
             looks_nearby = "all_gpus" in rooms and self.with_plans and scope.max_k == 1
-            looks_at_all = "all_gpus" in rooms and are_few_sets(self.problem)
-            is_quick = looks_at_all and are_few_sets(self.problem, QUICK_SETS)
+            self.looks_at_all = "all_gpus" in rooms
+            is_quick = self.looks_at_all and are_few_sets(self.problem, QUICK_SETS)
             if looks_nearby and not is_quick:
                 yield from self.look_nearby()
             if not scope.recompute:
                 yield from self.climb(self._pack)
             if self.round >= LATE and not self.is_first:
                 self.compile()
-            if looks_at_all:
-                yield from self.climb(self._join, first_step=self.half_open())
+            if self.looks_at_all:
+                most_open = MOST_OPEN if are_few_sets(self.problem) else 1
+                yield from self.climb(self._join, most_open, longer=2 if is_quick else 1)
             if looks_nearby and is_quick:
                 yield from self.look_nearby()
-            if "one_gpu" in rooms:
+            if "one_gpu" in rooms and not (self.looks_at_all and scope.max_k == 1):
                 yield from self.climb(self._order, most_open=1)
             yield from self.halve()
             yield from self.climb(self._relax)
@@ -238,17 +240,20 @@ class _Search:
             yield last, self._relax
 
     def climb(
-        self, refutes: Refutes, most_open: int = MOST_OPEN, first_step: Fraction = FIRST_STEP
+        self, refutes: Refutes, most_open: int = MOST_OPEN, longer: int = 2
     ) -> Iterator[Question]:
-        """Yield periods from the bound on; steps are doubled after what is refuted, else halved."""
-        left, step = most_open, first_step
+        """Yield periods from the bound on; steps get `longer` after what is refuted, else halved.
+
+        What all GPUs hold takes much longer to answer where a period is a little longer.
+        """
+        left, step = most_open, FIRST_STEP
         while left:
             self._catch_up()
             high = min(self._top(refutes), self.low * (1 + 2 * step))
             if (period := period_between(self.low, high, self.problem.scope)) is None:
                 return
             yield period, refutes
-            step *= 2 if period <= self.low else Fraction(1, 2)
+            step *= longer if period <= self.low else Fraction(1, 2)
             left -= self.low < period < self._top(refutes)
 
     def ask(self, period: Fraction, refutes: Refutes) -> tuple[Stage, ...]:
@@ -273,7 +278,7 @@ class _Search:
         from schedopt.solving.packing_columns import GpuLimits, PackingColumns
 
         if forced.scaled.period >= self.unpacked:
-            return self._relax(forced)
+            return not self.looks_at_all and self._relax(forced)
         limits = GpuLimits.of(forced)
         if not limits.are_few():
             self.packed = self.low
@@ -284,7 +289,8 @@ class _Search:
         self.columns = columns.columns
         if may_pack is None:
             self.unpacked = forced.scaled.period
-            return self._relax(forced)
+            self.is_open = True
+            return not self.looks_at_all and self._relax(forced)
         if may_pack:
             self.packed = forced.scaled.period
         return not may_pack
@@ -306,7 +312,9 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        most_work, known = max(JOIN_WORK, GROWTH * self.work), self.ordered_columns.columns
+        is_whole, k = are_few_sets(self.problem), self.problem.scope.max_k or 1
+        least_work = WHOLE_WORK / k if is_whole else JOIN_WORK
+        most_work, known = least_work * GROWTH**self.round, self.joint_columns
         with_plan = self.with_plans
         found = find_joint(self.problem, forced, self.run, most_work, known, with_plan=with_plan)
         if found is None:
@@ -349,11 +357,6 @@ class _Search:
             self._join: self.joined,
         }
         return min(self.fits, tops.get(refutes, self.fits))
-
-    def half_open(self) -> Fraction:
-        """Return half of the gap, or less where that is large."""
-        self._catch_up()
-        return min(LONGEST_STEP, (self.fits / max(self.low, Fraction(1)) - 1) / 2)
 
     def _catch_up(self) -> None:
         """Learn of the bounds and plans that others have found."""

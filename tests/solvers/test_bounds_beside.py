@@ -31,7 +31,7 @@ def test_the_search_has_all_workers_while_bounds_rest(monkeypatch: pytest.Monkey
     monkeypatch.setattr(general, "relaxed_allocations", bounds)
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 99), scope=GENERAL)
     run = Run(problem, time_limit=20)
-    recent = general._Recent(run)
+    recent = general._Recent(problem, run)
     monkeypatch.setattr(recent, "needs_all", lambda proving_s: needs_all.is_set())
     with general._bounds_meanwhile(problem, run, recent) as (_, are_proving):
         assert are_proving()
@@ -105,7 +105,7 @@ def test_a_plan_that_comes_with_bounds_is_one_of_the_search(
     problem = Problem(chain=chain, platform=platform, scope=GENERAL)
     run = Run(problem, time_limit=20)
     run.begin("general")
-    with general._bounds_meanwhile(problem, run, general._Recent(run)):
+    with general._bounds_meanwhile(problem, run, general._Recent(problem, run)):
         pass
     assert run.events.period == plan.pattern.period
 

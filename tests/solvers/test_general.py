@@ -280,7 +280,7 @@ def test_bounds_rest_after_their_share_while_the_search_finds_something(
     monkeypatch.setattr("schedopt.solving.clock.time.monotonic", lambda: now)
     problem = Problem(chain=Chain(layers=(UNIT,) * 4), platform=Platform(2, 99), scope=GENERAL)
     timed, counted, endless = (
-        general._Recent(Run(problem, time_limit=seconds, work_limit=work))
+        general._Recent(problem, Run(problem, time_limit=seconds, work_limit=work))
         for seconds, work in ((40, None), (40, 9), (None, None))
     )
     now = 10.0
@@ -296,6 +296,12 @@ def test_bounds_rest_after_their_share_while_the_search_finds_something(
         one.note()
         assert not one.needs_all(20.0)
     assert [one.is_over() for one in (timed, counted, endless)] == [False, True, False]
+    # Whole allocations come with plans, too.
+    peak = replace(problem, scope=replace(GENERAL, memory="peak", max_k=1))
+    finding = general._Recent(peak, Run(peak, time_limit=40))
+    finding.note()
+    now = 40.0
+    assert not finding.needs_all(20.0)
     now = 19.9
     assert not counted.is_over()
 

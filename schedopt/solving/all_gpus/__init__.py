@@ -2,5 +2,5 @@
 
 from typing import Final
 
-MOST_LAYERS: Final = 64
+MOST_LAYERS: Final = 72
 """Of chains, all of whose GPUs are looked at together: distances are those of all operations."""

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-MOST_COLUMNS: Final = 1 << 16
+MOST_COLUMNS: Final = 1 << 18
 """More are not listed."""
-MOST_DONE: Final = 20_000_000
+MOST_DONE: Final = 2_000_000
 """Distances that are looked at for columns, before they may have orders."""
+QUICK: Final = (10_000, 100_000)
+"""The same for one that is listed, for k = 1 and k = 2."""
 FINE: Final = 1_000_000
 """What a column weighs about, in whole numbers."""
 AT_ONCE: Final = 100
@@ -85,6 +87,7 @@ class Allocations:
         self.problem, self.orders, self.stopped = forced.scaled.problem, orders, stopped
         self.columns = columns
         self.data = make_joint_data(forced, orders, MOST_DONE)
+        self.listed = make_joint_data(forced, orders, QUICK[self.data.each.k - 1])
         self.scratch = make_joint_scratch(self.data.each.k, len(forced.scaled.weight))
 
     @property
@@ -92,10 +95,11 @@ class Allocations:
         """What was done so far, in the unit of `solve_model`."""
         return self.orders.work + float(self.scratch.done[0]) / CELLS
 
-    def find(self, most_work: float) -> Flags | None:
+    def find(self, most_work: float, *, in_parts: bool = False) -> Flags | None:
         """Return what each GPU holds: array of bool, shape (GPUs, layers).
 
         It has no rows if there is none; None if it is not known with that work, or for long chains.
+        `in_parts`: only that GPUs cannot hold all layers in parts is looked at.
 
         Raises
         ------
@@ -107,7 +111,9 @@ class Allocations:
         nothing = np.zeros((0, layers), dtype=bool)
         if layers > MOST_LAYERS:
             return None
-        listed = self._list_all(until) if self.columns is None else self._list_heavy(until)
+        listed = (
+            self._list_all(until) if self.columns is None else self._list_heavy(until, in_parts)
+        )
         if listed is None:
             return None
         holds, weights = listed
@@ -123,7 +129,7 @@ class Allocations:
             raise_if_stopped(self.stopped)
             if self.work > until:
                 return None
-            limit = self._until(until, self.scratch.done[0])
+            limit = self._until(until)
             answer = find_partition(limit, tree, columns, self.data, self.scratch)
         if answer == UNKNOWN:
             return None
@@ -133,15 +139,16 @@ class Allocations:
 
     def _list_all(self, until: float) -> tuple[Flags, Array] | None:
         """Return all columns that have an order, and weights; None where they are too many."""
-        holds = self._list(np.zeros(len(self.scratch.owner), dtype=np.int64), 0, until)
-        return None if holds is None else (holds, _weigh(holds))
+        nothing = np.zeros(len(self.scratch.owner), dtype=np.int64)
+        holds, is_over = self._list(nothing, 0, MOST_COLUMNS, until)
+        return (holds, _weigh(holds)) if is_over else None
 
-    def _list_heavy(self, until: float) -> tuple[Flags, Array] | None:
+    def _list_heavy(self, until: float, in_parts: bool) -> tuple[Flags, Array] | None:
         """Return the columns that weigh enough to be one of an allocation, and weights.
 
-        If each of the others weighs no more than the heaviest, none of an allocation weighs less
-        than all layers do without these. Where the heaviest of those that are listed weighs little
-        enough, they are all of these. None where they are too many, or it takes too much work.
+        Columns that weigh more than the most are looked for until there are none. Then none of an
+        allocation weighs less than all layers do without as many of the most as there are others.
+        None where columns are too many, or it takes too much work.
         """
         assert self.columns is not None
         gpus = len(self.problem.platform.gpus)
@@ -149,39 +156,34 @@ class Allocations:
         while True:
             weights = np.array(np.floor(FINE * self.columns.weigh()).clip(min=0), dtype=np.int64)
             whole = int(weights.sum())
-            least = max(0, min(-(-whole // gpus), whole - (gpus - 1) * (FINE + SPARE)))
-            holds = self._list(weights, least, until)
-            if holds is None:
+            most = max(FINE + SPARE, -(-whole // gpus) - 1)
+            heavier, is_over = self._list(weights, most + 1, AT_ONCE, until)
+            if sum(map(self.columns.add, heavier)):
+                continue
+            if not is_over:
                 return None
-            heavy = holds @ weights
-            most = int(heavy.max(initial=least))
-            if not len(holds) or max(0, whole - (gpus - 1) * most) >= least:
-                return holds, weights
-            first = np.argsort(-heavy, kind="stable")[:AT_ONCE]
-            if not sum(self.columns.add(holds[one]) for one in first if heavy[one] > FINE):
+            if gpus * most < whole:
+                return heavier, weights
+            if in_parts:
                 return None
+            holds, is_over = self._list(weights, whole - (gpus - 1) * most, MOST_COLUMNS, until)
+            return (holds, weights) if is_over else None
 
-    def _list(self, weights: Array, least: int, until: float) -> Flags | None:
-        """Return columns of at least some weight that have an order; None if they are too many."""
-        layers, number, is_over = len(self.scratch.owner), 0, False
+    def _list(self, weights: Array, least: int, number: int, until: float) -> tuple[Flags, bool]:
+        """Return columns of at least some weight that have an order; whether they are all of them.
+
+        They are not where there are more than a number, or they take too much work.
+        """
+        found, listed, is_over = np.zeros((number, len(weights)), dtype=bool), 0, False
         limits = self.orders.limits_of(weights)
-        tree, found = make_column_tree(limits), np.zeros((MOST_COLUMNS, layers), dtype=bool)
-        while not is_over:
+        tree = make_column_tree(limits)
+        while not is_over and listed < number and self.work < until:
             raise_if_stopped(self.stopped)
-            if self.work > until or number == MOST_COLUMNS:
-                return None
-            more, is_over = list_columns(
-                least,
-                self._until(until, self.orders.scratch.done[0] + self.scratch.done[0]),
-                found[number:],
-                tree,
-                limits,
-                self.data,
-                self.orders.scratch,
-                self.scratch,
-            )
-            number += more
-        return self._with_groups(found[:number])
+            limit = self._until(until)
+            own = tree, limits, self.listed, self.scratch
+            more, is_over = list_columns(least, limit, found[listed:], *own)
+            listed += more
+        return self._with_groups(found[:listed]), is_over
 
     def _with_groups(self, holds: Flags) -> Flags:
         """Return columns that hold layers which must share a GPU all or not at all."""
@@ -190,9 +192,10 @@ class Allocations:
             holds = holds[inside.all(axis=1) | ~inside.any(axis=1)]
         return holds
 
-    def _until(self, until: float, done: int) -> int:
+    def _until(self, until: float) -> int:
         """Return how much may be done before a stop is looked for."""
-        return int(done + min(PIECE, max(0.0, until - self.work) + 1 / CELLS) * CELLS)
+        left = min(PIECE, max(0.0, until - self.work) + 1 / CELLS)
+        return int(self.scratch.done[0] + left * CELLS)
 
 
 def make_joint_data(forced: ForcedWork, orders: GpuOrders, most_done: int) -> JointData:

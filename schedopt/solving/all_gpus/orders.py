@@ -4,13 +4,14 @@ Distances are those of the layers of all GPUs together: what one GPU makes a lay
 lengthens the ways of layers on others. With k = 2 no micro-batch overtakes another one, as on one
 GPU (`schedopt.solving.one_gpu.orders`): sorted starts keep all distances, those between GPUs too.
 
-What a GPU holds is known whole: behind each of its layers whose next one it does not hold, there
-and back, there is a transfer, and a layer whose last one it does not hold saves its input as well.
+What a GPU holds is known, but for layers that may still be added to it: behind each of its layers
+whose next one it does not hold, there and back, there is a transfer, and a layer whose last one it
+does not hold saves its input as well.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,11 @@ from schedopt.solving.local_search.njit import njit_kernel
 from schedopt.solving.one_gpu.orders import GpuData, take_turns
 
 Array = npt.NDArray[np.int64]
+
+ELSEWHERE: Final = -1
+"""The owner of layers that some other GPU holds."""
+OPEN: Final = -2
+"""That of layers which any GPU may hold."""
 
 
 class JointData(NamedTuple):
@@ -54,7 +60,7 @@ class JointScratch(NamedTuple):
     each : Scratch
         Of the layers that are known and take time.
     owner : (L,) array
-        The GPU of each layer of the chain; -1 where it is not known.
+        The GPU of each layer of the chain, `ELSEWHERE` or `OPEN`.
     weight : (L,) array
         Of each GPU.
     spans : (L + 1,) array
@@ -75,7 +81,7 @@ def make_joint_scratch(k: int, layers: int) -> JointScratch:
     each = make_scratch(k, layers)
     return JointScratch(
         each=each,
-        owner=np.full(layers, -1, dtype=np.int64),
+        owner=np.full(layers, ELSEWHERE, dtype=np.int64),
         weight=np.zeros(layers, dtype=np.int64),
         spans=np.zeros(layers + 1, dtype=np.int64),
         done=each.done,
@@ -83,15 +89,22 @@ def make_joint_scratch(k: int, layers: int) -> JointScratch:
 
 
 @njit_kernel
+def _is_cut(layer: int, owner: Array) -> bool:
+    """Whether a layer is known to lie on another GPU than the one before it."""
+    before, own = owner[layer - 1], owner[layer]
+    return bool(before != own and before != OPEN and own != OPEN)
+
+
+@njit_kernel
 def _sent_behind(layer: int, data: JointData, owner: Array) -> int:
     """Return how long what a layer sends to the next one is under way, at least."""
-    if layer + 1 == len(owner) or owner[layer] == owner[layer + 1]:
+    if layer + 1 == len(owner) or not _is_cut(layer + 1, owner):
         return 0
     return int(data.sent[layer])
 
 
 @njit_kernel
-def _read(data: JointData, scratch: JointScratch) -> int:
+def read_owned(data: JointData, scratch: JointScratch) -> int:
     """Read what layers with an owner take; return how many of them take time."""
     each, own, owner, found = data.each, scratch.each, scratch.owner, 0
     for gpu in range(len(scratch.weight)):
@@ -102,7 +115,7 @@ def _read(data: JointData, scratch: JointScratch) -> int:
         scratch.weight[owner[layer]] += each.weight[layer]
         if each.timed[layer]:
             saved = each.saved[layer]
-            if layer == 0 or owner[layer - 1] != owner[layer]:
+            if layer == 0 or _is_cut(layer, owner):
                 saved += data.entered[layer]
             own.layers[found], own.saved[found] = layer, saved
             found += 1
@@ -167,7 +180,12 @@ def find_joint_order(data: JointData, scratch: JointScratch) -> int:
     If they have, their starts are those of scratch. Of two micro-batches an even pattern is looked
     for first, as by `find_order`.
     """
-    layers = _read(data, scratch)
+    return find_order_of_owned(read_owned(data, scratch), data, scratch)
+
+
+@njit_kernel
+def find_order_of_owned(layers: int, data: JointData, scratch: JointScratch) -> int:
+    """Return the same for as many layers as were read."""
     if layers == 0:
         return ORDER
     if data.each.k == 2 and _find_order(layers, 1, data, scratch) == ORDER:

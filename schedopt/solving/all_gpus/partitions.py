@@ -13,7 +13,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schedopt.solving.all_gpus.orders import JointData, JointScratch, find_joint_order
+from schedopt.solving.all_gpus.orders import (
+    ELSEWHERE,
+    JointData,
+    JointScratch,
+    find_joint_order,
+)
 from schedopt.solving.disjunctive.branching import NO_ORDER, ORDER, UNKNOWN
 from schedopt.solving.local_search.njit import njit_entry, njit_kernel
 
@@ -121,7 +126,7 @@ def _own(column: Flags, gpu: int, owner: Array) -> None:
 @njit_kernel
 def _disown(owner: Array) -> None:
     for layer in range(len(owner)):
-        owner[layer] = -1
+        owner[layer] = ELSEWHERE
 
 
 @njit_kernel

@@ -170,14 +170,24 @@ def may_go_on(
     layers = read_layers(column, data, scratch)
     if layers > len(scratch.layers):
         return True
+    if not add_held(layers, needed, open_layers, limits, scratch):
+        return False
+    return find_order(layers, data, scratch) != NO_ORDER
+
+
+@njit_kernel
+def add_held(
+    layers: int, needed: int, open_layers: Flags, limits: ColumnLimits, scratch: Scratch
+) -> bool:
+    """Add what open layers of some weight hold beside layers that were read; False if none do."""
     for place in range(layers):
-        layer = scratch.layers[place]
         for side in range(2):
-            held = least_held(needed, open_layers, layer + side * len(column), limits)
+            instant = scratch.layers[place] + side * len(open_layers)
+            held = least_held(needed, open_layers, instant, limits)
             if held < 0:
                 return False
             scratch.beside[place + side * layers] += held
-    return find_order(layers, data, scratch) != NO_ORDER
+    return True
 
 
 class Tree(NamedTuple):
@@ -220,6 +230,34 @@ def make_tree(limits: ColumnLimits) -> Tree:
     return tree
 
 
+@njit_kernel
+def next_layer(depth: int, tree: Tree, limits: ColumnLimits) -> int:
+    """Return the next layer to add at a depth, the heaviest first; -1 if there is none."""
+    while tree.next_place[depth] < len(tree.column):
+        layer = limits.by_weight[tree.next_place[depth]]
+        tree.next_place[depth] += 1
+        if tree.open_layers[depth, layer]:
+            return int(layer)
+    return -1
+
+
+@njit_kernel
+def add_layer(layer: int, depth: int, tree: Tree, limits: ColumnLimits) -> None:
+    """Add a layer one deeper, and leave it out for good at this depth."""
+    open_layers, left, deeper = tree.open_layers, tree.left, depth + 1
+    open_layers[depth, layer] = False
+    tree.column[layer] = True
+    tree.chosen[depth], tree.next_place[deeper] = layer, 0
+    for row in range(left.shape[1]):
+        left[deeper, row] = left[depth, row] - limits.sizes[row, layer]
+    for other in range(len(tree.column)):
+        open_layers[deeper, other] = (
+            open_layers[depth, other]
+            and not limits.apart[layer, other]
+            and fits_alone(other, limits.sizes, left[deeper])
+        )
+
+
 @njit_entry
 def find_heavy(
     share: int,
@@ -246,12 +284,7 @@ def find_heavy(
     open_layers, left, column = tree.open_layers, tree.left, tree.column
     depth, weight, limit = tree.state
     while scratch.done[0] <= most_done and number < len(found):
-        layer = -1
-        while layer < 0 and tree.next_place[depth] < count:
-            one = limits.by_weight[tree.next_place[depth]]
-            tree.next_place[depth] += 1
-            if open_layers[depth, one]:
-                layer = one
+        layer = next_layer(depth, tree, limits)
         if layer >= 0:
             light = find_limit(weight, share, open_layers[depth], left[depth], limits, limit)
             if light >= 0:
@@ -263,19 +296,9 @@ def find_heavy(
             column[tree.chosen[depth]] = False
             weight -= limits.weight[tree.chosen[depth]]
             continue
-        # Without this layer from now on, at this depth.
-        open_layers[depth, layer] = False
-        column[layer] = True
-        heavier, deeper = weight + limits.weight[layer], depth + 1
-        for row in range(rows):
-            left[deeper, row] = left[depth, row] - limits.sizes[row, layer]
+        add_layer(layer, depth, tree, limits)
         scratch.done[0] += rows * count
-        for other in range(count):
-            open_layers[deeper, other] = (
-                open_layers[depth, other]
-                and not limits.apart[layer, other]
-                and fits_alone(other, limits.sizes, left[deeper])
-            )
+        heavier, deeper = weight + limits.weight[layer], depth + 1
         light = -1
         if heavier < share:
             light = find_limit(heavier, share, open_layers[deeper], left[deeper], limits, limit)
@@ -285,7 +308,6 @@ def find_heavy(
             column, share - heavier, open_layers[deeper], limits, data, scratch
         )
         if goes_on and heavier < share:
-            tree.chosen[depth], tree.next_place[deeper] = layer, 0
             depth, weight = deeper, heavier
             continue
         if goes_on:
