@@ -10,9 +10,9 @@ Weights of layers keep the search short. They are those of a linear programme, i
 weighs more than 1 and all layers the most; where all weigh little less than there are GPUs, each
 GPU must hold a column of nearly the most. They are whole numbers, and the most that a column weighs
 is counted with these. Where there are too many columns to list them all, the weights come from
-columns that are known (`schedopt.solving.packing_columns`), and those are listed that weigh nearly
-the most. If some weigh more than 1 after all, these are known from then on, and lists are made
-again.
+columns that are known (`schedopt.solving.packing_columns`). All that weigh more than 1 after all
+are looked for first, and are known from then on; that alone may refute a period, in parts. Then
+those are listed that weigh nearly the most.
 """
 
 from __future__ import annotations

@@ -73,23 +73,23 @@ def _has_order(
     tree: ColumnTree,
     limits: ColumnLimits,
     data: JointData,
-    s: JointScratch,
+    scratch: JointScratch,
 ) -> bool:
-    """Whether a column may have an order beside as much as its open layers hold of some weight."""
+    """Whether a column may have an order beside open layers of some weight."""
     if tree.has_order[depth]:
         return True
-    begin, open_layers = s.done[0], tree.heavy.open_layers[depth]
-    for layer in range(len(s.owner)):
-        s.owner[layer] = OPEN if open_layers[layer] else ELSEWHERE
+    begin, open_layers = scratch.done[0], tree.heavy.open_layers[depth]
+    for layer in range(len(scratch.owner)):
+        scratch.owner[layer] = OPEN if open_layers[layer] else ELSEWHERE
         if tree.heavy.column[layer]:
-            s.owner[layer] = 0
-    layers = read_owned(data, s)
-    if not add_held(layers, needed, open_layers, limits, s.each):
+            scratch.owner[layer] = 0
+    layers = read_owned(data, scratch)
+    if not add_held(layers, needed, open_layers, limits, scratch.each):
         return False
-    if find_order_of_owned(layers, data, s) == NO_ORDER:
+    if find_order_of_owned(layers, data, scratch) == NO_ORDER:
         return False
     _keep_order(depth, tree)
-    tree.asked[0] = s.done[0] - begin
+    tree.asked[0] = scratch.done[0] - begin
     return True
 
 
