@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING
 from schedopt.errors import InputError
 from schedopt.interrupts import Stopped
 from schedopt.problem import Problem
-from schedopt.solvers.joint_orders import QUICK_SETS, are_few_sets, looks_at_allocations
+from schedopt.solvers.joint_orders import (
+    QUICK_SETS,
+    are_few_sets,
+    is_busy,
+    looks_at_allocations,
+)
 from schedopt.solvers.relaxation import relaxed_allocations
 from schedopt.solving.requirements import is_contiguous, refuse_unsupported
 from schedopt.solving.run import Run
@@ -120,8 +125,8 @@ class _Recent:
     """Whether the search has found something lately, so that it needs all workers."""
 
     def __init__(self, problem: Problem, run: Run) -> None:
-        self._run, self._limit_s = run, run.remaining()
-        self._finds_plans = looks_at_allocations(problem)
+        self._problem, self._run, self._limit_s = problem, run, run.remaining()
+        self._looks_at_allocations = looks_at_allocations(problem)
         self._began = self._found = run.clock.seconds()
 
     def note(self) -> None:
@@ -132,9 +137,11 @@ class _Recent:
         """Whether bounds had their share so far, and the last plan came in the latter half.
 
         `proving_s` is how long they took, s. They wait neither where there is no limit of time, nor
-        beside fixed work, nor where they look at whole allocations, which come with plans.
+        beside fixed work, nor while they look at whole allocations, which come with plans.
         """
-        if self._limit_s is None or self._run.work_limit is not None or self._finds_plans:
+        if self._limit_s is None or self._run.work_limit is not None:
+            return False
+        if self._looks_at_allocations and not is_busy(self._problem, self._run):
             return False
         passed = self._passed()
         return proving_s > SHARE_OF_BOUNDS * passed and 2 * (self._found - self._began) > passed

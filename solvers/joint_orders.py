@@ -31,6 +31,11 @@ Where there are more, only what GPUs hold in parts is looked at.
 """
 QUICK_SETS: Final = 1 << 24
 """Where there are more, allocations near the best plan are looked at first."""
+LIGHTEST: Final = 0.95
+"""Where there are more than `QUICK_SETS`, what those of an allocation weigh at least, of the most.
+
+Too many are lighter than that.
+"""
 LISTED_SETS: Final = 1 << 17
 """Where there are more, those are listed alone that weigh enough."""
 AROUND: Final = Fraction(1, 100)
@@ -40,7 +45,8 @@ FEW_LAYERS: Final = 24
 AROUND_FEW: Final = Fraction(8, 100)
 """As `AROUND`, where layers are few."""
 BUSY: Final = Fraction(3, 4)
-"""Of the period of the best plan, that GPUs work at least, on average, where layers are many."""
+"""Of the period of the best plan, that GPUs work at least, on average, where layers are many, so
+that allocations near it are looked at in place of all."""
 FIRST_STEP: Final = Fraction(1, 100)
 """By how much shorter a period is that is looked for first."""
 LEAST_WORK: Final = 1.0
@@ -75,6 +81,12 @@ def looks_at_allocations(problem: Problem) -> bool:
     return "all_gpus" in rooms_of_orders(problem) and are_few_sets(problem)
 
 
+def is_busy(problem: Problem, run: Run) -> bool:
+    """Whether GPUs work for nearly all of the best period, so that orders rule out little."""
+    best = run.period()
+    return best is not None and load_bound(problem).period >= BUSY * best
+
+
 def find_joint(
     problem: Problem,
     forced: ForcedWork,
@@ -107,7 +119,8 @@ def find_joint(
     if not are_few_sets(problem, LISTED_SETS):
         columns = PackingColumns(limits, len(problem.platform.gpus), run, known, orders)
     allocations = Allocations(forced, orders, run.stopped, columns)
-    holds = allocations.find(most_work, in_parts=not are_few_sets(problem))
+    lightest = LIGHTEST if are_few_sets(problem) else 1.0
+    holds = allocations.find(most_work, 0.0 if are_few_sets(problem, QUICK_SETS) else lightest)
     if columns is not None:
         known[:] = columns.columns
     if holds is None or not len(holds):
@@ -127,9 +140,8 @@ def shorten(
     need the time.
     """
     few = len(problem.chain.layers) <= FEW_LAYERS
-    around, busy = (AROUND_FEW, 0) if few else (AROUND, BUSY)
-    step, left, load = FIRST_STEP, MOST_FAILURES, load_bound(problem).period
-    while left and (before := run.period()) is not None and load >= busy * before:
+    around, step, left = AROUND_FEW if few else AROUND, FIRST_STEP, MOST_FAILURES
+    while left and (before := run.period()) is not None and (few or is_busy(problem, run)):
         period = Fraction(floor(before * (1 - step)))
         bound = run.bound(problem.scope)
         if period < max(1, bound or 1):

@@ -32,6 +32,7 @@ from schedopt.solvers.joint_orders import (
     QUICK_SETS,
     are_few_sets,
     find_joint,
+    is_busy,
     rooms_of_orders,
     shorten,
 )
@@ -55,10 +56,10 @@ FIRST_WORK: Final = 0.2
 """Work on each question in the first round, in the unit of `solve_model`."""
 PACK_WORK: Final = 0.6
 """That on each period that is packed, at least."""
-JOIN_WORK: Final = 2.0
+JOIN_WORK: Final = 3.0
 """That on each period at which what all GPUs hold is looked at, in the first round."""
-WHOLE_WORK: Final = 12.0
-"""The same where whole allocations are looked at, for k = 1; half of it for k = 2."""
+WHOLE_WORK: Final = 20.0
+"""The same for k = 1 where whole allocations are looked at, and that is not quick."""
 GROWTH: Final = 2
 """Growth factor of the work per round."""
 ROUNDS: Final = 5
@@ -179,8 +180,9 @@ class _Search:
                 yield from self.force()
             rooms = [room for room in rooms_of_orders(self.problem) if COMPILATIONS[room].is_kept()]
             looks_nearby = "all_gpus" in rooms and self.with_plans and scope.max_k == 1
-            self.looks_at_all = "all_gpus" in rooms
-            is_quick = self.looks_at_all and are_few_sets(self.problem, QUICK_SETS)
+            is_quick = are_few_sets(self.problem, QUICK_SETS)
+            is_worth = is_quick or not is_busy(self.problem, self.run)
+            self.looks_at_all = "all_gpus" in rooms and is_worth
             if looks_nearby and not is_quick:
                 yield from self.look_nearby()
             if not scope.recompute:
@@ -253,7 +255,7 @@ class _Search:
             if (period := period_between(self.low, high, self.problem.scope)) is None:
                 return
             yield period, refutes
-            step *= longer if period <= self.low else Fraction(1, 2)
+            step = step * longer if period <= self.low else (period / self.low - 1) / 2
             left -= self.low < period < self._top(refutes)
 
     def ask(self, period: Fraction, refutes: Refutes) -> tuple[Stage, ...]:
@@ -312,9 +314,7 @@ class _Search:
 
     def _join(self, forced: ForcedWork) -> bool:
         """Whether no allocation has orders that agree; layers of one are columns with an order."""
-        is_whole, k = are_few_sets(self.problem), self.problem.scope.max_k or 1
-        least_work = WHOLE_WORK / k if is_whole else JOIN_WORK
-        most_work, known = least_work * GROWTH**self.round, self.joint_columns
+        most_work, known = self._join_work() * GROWTH**self.round, self.joint_columns
         with_plan = self.with_plans
         found = find_joint(self.problem, forced, self.run, most_work, known, with_plan=with_plan)
         if found is None:
@@ -323,6 +323,11 @@ class _Search:
             self.joined = self.ordered = self.packed = forced.scaled.period
             self.found = found
         return found == ()
+
+    def _join_work(self) -> float:
+        """Return the work of the first round on what all GPUs hold."""
+        is_quick = self.problem.scope.max_k != 1 or are_few_sets(self.problem, QUICK_SETS)
+        return WHOLE_WORK if are_few_sets(self.problem) and not is_quick else JOIN_WORK
 
     def compile(self) -> None:
         """Begin to compile what looks at orders, for later rounds or the next solve."""

@@ -299,9 +299,9 @@ def test_bounds_rest_after_their_share_while_the_search_finds_something(
     # Whole allocations come with plans, too.
     peak = replace(problem, scope=replace(GENERAL, memory="peak", max_k=1))
     finding = general._Recent(peak, Run(peak, time_limit=40))
+    now = 30.0
     finding.note()
-    now = 40.0
-    assert not finding.needs_all(20.0)
+    assert not finding.needs_all(10.0)
     now = 19.9
     assert not counted.is_over()
 

@@ -88,7 +88,7 @@ def test_columns_that_weigh_enough_refute_as_much_as_all(data: st.DataObject, k:
     assert (among_heavy.sum(axis=0) == 1).all() or not len(among_heavy)
     assert len(among_heavy) > 0 or len(among_all) == 0
     assert len(among_all) > 0 or len(among_heavy) == 0
-    in_parts = Allocations(forced, orders, columns=columns).find(60, in_parts=True)
+    in_parts = Allocations(forced, orders, columns=columns).find(60, lightest=1)
     assert in_parts is None or len(in_parts) == len(among_all) == 0
 
 

@@ -95,11 +95,12 @@ class Allocations:
         """What was done so far, in the unit of `solve_model`."""
         return self.orders.work + float(self.scratch.done[0]) / CELLS
 
-    def find(self, most_work: float, *, in_parts: bool = False) -> Flags | None:
+    def find(self, most_work: float, lightest: float = 0.0) -> Flags | None:
         """Return what each GPU holds: array of bool, shape (GPUs, layers).
 
         It has no rows if there is none; None if it is not known with that work, or for long chains.
-        `in_parts`: only that GPUs cannot hold all layers in parts is looked at.
+        Whole allocations are looked at where their columns weigh at least such a part of the most:
+        with 1, only whether GPUs can hold all layers in parts.
 
         Raises
         ------
@@ -112,7 +113,7 @@ class Allocations:
         if layers > MOST_LAYERS:
             return None
         listed = (
-            self._list_all(until) if self.columns is None else self._list_heavy(until, in_parts)
+            self._list_all(until) if self.columns is None else self._list_heavy(until, lightest)
         )
         if listed is None:
             return None
@@ -143,12 +144,12 @@ class Allocations:
         holds, is_over = self._list(nothing, 0, MOST_COLUMNS, until)
         return (holds, _weigh(holds)) if is_over else None
 
-    def _list_heavy(self, until: float, in_parts: bool) -> tuple[Flags, Array] | None:
+    def _list_heavy(self, until: float, lightest: float) -> tuple[Flags, Array] | None:
         """Return the columns that weigh enough to be one of an allocation, and weights.
 
         Columns that weigh more than the most are looked for until there are none. Then none of an
         allocation weighs less than all layers do without as many of the most as there are others.
-        None where columns are too many, or it takes too much work.
+        None where columns are too many or too light, or it takes too much work.
         """
         assert self.columns is not None
         gpus = len(self.problem.platform.gpus)
@@ -164,9 +165,10 @@ class Allocations:
                 return None
             if gpus * most < whole:
                 return heavier, weights
-            if in_parts:
+            least = max(0, whole - (gpus - 1) * most)
+            if least < lightest * most:
                 return None
-            holds, is_over = self._list(weights, whole - (gpus - 1) * most, MOST_COLUMNS, until)
+            holds, is_over = self._list(weights, least, MOST_COLUMNS, until)
             return (holds, weights) if is_over else None
 
     def _list(self, weights: Array, least: int, number: int, until: float) -> tuple[Flags, bool]:

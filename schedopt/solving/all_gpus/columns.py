@@ -24,6 +24,7 @@ from schedopt.solving.one_gpu.heavy_columns import (
     add_held,
     add_layer,
     find_limit,
+    fit_alone,
     make_tree,
     next_layer,
 )
@@ -56,7 +57,7 @@ class ColumnTree(NamedTuple):
 def make_column_tree(limits: ColumnLimits) -> ColumnTree:
     """Return where a search begins."""
     heavy = make_tree(limits)
-    heavy.open_layers[0] = True
+    heavy.open_layers[0] = fit_alone(limits)
     depths = len(heavy.next_place)
     return ColumnTree(
         heavy=heavy,

@@ -226,8 +226,13 @@ def make_tree(limits: ColumnLimits) -> Tree:
         column=np.zeros(count, dtype=np.bool_),
         state=np.zeros(3, dtype=np.int64),
     )
-    tree.open_layers[0] = limits.weight > 0
+    tree.open_layers[0] = fit_alone(limits) & (limits.weight > 0)
     return tree
+
+
+def fit_alone(limits: ColumnLimits) -> Flags:
+    """Return which layers keep within all limits: array of bool, shape (layers,)."""
+    return np.asarray((limits.sizes <= limits.units).all(axis=0))
 
 
 @njit_kernel
